@@ -1,0 +1,1 @@
+"""What every layer speaks: findings, choices, backend specifications and errors. Imports nothing above it."""

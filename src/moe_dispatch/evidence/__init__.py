@@ -1,0 +1,1 @@
+"""RunRecords, their store and the provenance that goes into them. Torch-free."""

@@ -1,0 +1,168 @@
+"""RunRecord: one attempt of one dispatcher under one contract.
+
+Only a record with status `ok` may carry performance; the validator refuses anything else, so "not installed" can never be
+read as "slow". One attempt is one launch (one set of processes), which is what the bootstrap resamples first.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from moe_dispatch.core.choice import Choice
+
+SCHEMA_VERSION = 1
+
+
+class RunStatus(str, Enum):
+    """How an attempt ended. Everything but `ok` is shown and never ranked."""
+
+    OK = "ok"
+    UNAVAILABLE = "unavailable"
+    UNSUPPORTED = "unsupported"
+    FELL_BACK = "fell_back"
+    INCORRECT = "incorrect"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    INTERRUPTED = "interrupted"
+    TRUNCATED = "truncated"
+    UNPROVEN = "unproven"
+
+
+class Model(BaseModel):
+    """Base of everything stored: immutable, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Iteration(Model):
+    """One timed iteration, maximum over ranks.
+
+    Fields:
+        pass_index: which visit of the arm in the interleaved order (0, 1, 2, ...); the A B B A order makes even and odd
+            visits of the baseline its own A-against-A repeats.
+        latency_us: {phase: microseconds}, each the maximum over ranks. Phase `total` is always there; exchange level adds
+            `forward` and `backward`.
+        slowest_rank: rank that set `total`.
+    """
+
+    pass_index: int
+    latency_us: dict[str, float]
+    slowest_rank: int
+
+
+class Correctness(Model):
+    """Outcome of the oracle on the real group, before any timing."""
+
+    passed: bool
+    checks: dict[str, bool] = Field(default_factory=dict)
+    max_error: float | None = None
+    bound: float | None = None
+    detail: str = ""
+
+
+class Memory(Model):
+    """Bytes, maximum over ranks. `device_used_delta` sees buffers outside the allocator (on CPU: resident set growth)."""
+
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    device_used_delta_bytes: int | None = None
+
+
+class Traffic(Model):
+    """Rows counted from the routing actually used, summed over ranks, one direction; times row_bytes gives bytes."""
+
+    row_bytes: int
+    rows_copies: int
+    rows_copies_off_rank: int
+    rows_copies_off_domain: int
+    rows_rank: int
+    rows_rank_off_rank: int
+    rows_rank_off_domain: int
+    rows_domain: int
+    rows_domain_off_domain: int
+
+
+class Performance(Model):
+    """Raw samples of one launch; statistics are derived, never stored alone."""
+
+    iterations: tuple[Iteration, ...]
+    host_of_rank: tuple[str, ...]
+
+
+class Contract(Model):
+    """Everything that must be equal before two runs may be compared; the dispatcher and its knobs are not in it.
+
+    Values are plain JSON scalars or lists; a value of None means *unknown*, which caps a verdict at `inconclusive`.
+    Grouped: `workload` (shape, tokens, layout, routing, dtype), `measure` (level, iterations, warm-up, seed),
+    `site` (device, hosts, transport, ranks), `stack` (versions of python, torch, nccl, this package, driver).
+    """
+
+    workload: dict[str, Any]
+    measure: dict[str, Any]
+    site: dict[str, Any]
+    stack: dict[str, Any]
+
+
+class Provenance(Model):
+    """Where the record comes from. `environment` holds an allow-list of variables, secrets never."""
+
+    created: datetime
+    tool_version: str
+    host: str
+    command: str = ""
+    environment: dict[str, str] = Field(default_factory=dict)
+    provider: str = ""
+    provider_version: str = ""
+    proof: str = ""
+
+
+class RunRecord(Model):
+    """One attempt.
+
+    Fields:
+        run_id: unique, sortable, used as the folder name.
+        session: groups the launches of one `select` or `bench`.
+        stage: `gate`, `screen`, `decide`, `skew`, `confirm`.
+        launch: index of the launch inside the stage.
+        choice: dispatcher and knobs under test.
+        labels: `oversubscribed`, `scaled_tokens`, `benchmark_only`, `untuned`, ...; they travel with every number.
+        reason: for any status but `ok`, one sentence a person can act on.
+        fix: what to do about `reason`.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    session: str
+    stage: str
+    launch: int
+    choice: Choice
+    status: RunStatus
+    contract: Contract
+    labels: tuple[str, ...] = ()
+    reason: str = ""
+    fix: str = ""
+    correctness: Correctness | None = None
+    memory: Memory | None = None
+    traffic: Traffic | None = None
+    performance: Performance | None = None
+    partial: Performance | None = None
+    provenance: Provenance
+
+    @model_validator(mode="after")
+    def _only_ok_carries_performance(self) -> RunRecord:
+        if self.status is RunStatus.OK:
+            if self.performance is None or not self.performance.iterations:
+                raise ValueError("status ok needs performance with at least one iteration")
+            if self.correctness is None or not self.correctness.passed:
+                raise ValueError("status ok needs a passed correctness check")
+        else:
+            if self.performance is not None:
+                raise ValueError(f"status {self.status.value} must not carry performance (use partial for raw iterations)")
+            if not self.reason:
+                raise ValueError(f"status {self.status.value} needs a reason")
+        return self
