@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-_SEQUENCE_BITS, _KIND_BITS, _CHUNK_BITS = 10, 4, 8
-MAX_CHUNKS = 1 << _CHUNK_BITS
+_SEQUENCE_BITS, _KIND_BITS, _CHUNK_BITS = 10, 4, 16
 _calls_of_group: dict[str, int] = {}
 
 

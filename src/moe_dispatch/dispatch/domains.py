@@ -1,0 +1,80 @@
+"""Which ranks of a group share a fast domain: one host, or the size the user gives (an NVLink domain can span hosts)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from moe_dispatch.core.errors import UnsupportedByBackend, UsageError
+
+
+@dataclass(frozen=True)
+class Domains:
+    """D domains of L consecutive ranks each. `index` is this rank's domain, `local` its place inside.
+
+    A *rail* is the set of ranks with the same `local`: rows cross between domains only along a rail.
+    """
+
+    count: int
+    size: int
+    index: int
+    local: int
+
+    def members(self, domain: int) -> range:
+        """Group ranks of one domain."""
+        return range(domain * self.size, (domain + 1) * self.size)
+
+    @property
+    def remote(self) -> list[int]:
+        """The other domains, the next one first, so that ranks do not all send to the same one."""
+        return [(self.index + step) % self.count for step in range(1, self.count)]
+
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks of this domain, the next one first."""
+        first = self.index * self.size
+        return [first + (self.local + step) % self.size for step in range(1, self.size)]
+
+
+def host_key() -> str:
+    """Identifies the network host this process runs on; two network namespaces of one machine are two hosts."""
+    try:
+        namespace = str(os.stat("/proc/self/ns/net").st_ino)
+    except OSError:
+        namespace = ""
+    return f"{socket.gethostname()}/{namespace}"
+
+
+def detect_domains(group: dist.ProcessGroup, domain_size: int | None) -> Domains:
+    """Agree on the domains of `group`; collective, also when `domain_size` is given (ranks must give the same).
+
+    Raises (on every rank alike):
+        UsageError: sizes differ between ranks or do not divide the group.
+        UnsupportedByBackend: hosts hold different numbers of ranks, or a host's ranks are not consecutive.
+    """
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    everyone: list[tuple[str, int | None]] = [("", None)] * world
+    dist.all_gather_object(everyone, (host_key(), domain_size), group=group)
+    sizes = {size for _, size in everyone}
+    if len(sizes) > 1:
+        raise UsageError(
+            f"hierarchical: ranks disagree on domain_size: {sorted(sizes, key=str)}", "pass the same value on every rank"
+        )
+    if domain_size is not None:
+        if domain_size < 1 or world % domain_size:
+            raise UsageError(f"hierarchical: domain_size={domain_size} does not divide the {world} ranks of the group")
+        size = domain_size
+    else:
+        hosts = [host for host, _ in everyone]
+        runs = [host for i, host in enumerate(hosts) if i == 0 or host != hosts[i - 1]]
+        counts = {hosts.count(host) for host in runs}
+        if len(runs) != len(set(runs)) or len(counts) > 1:
+            raise UnsupportedByBackend(
+                f"hierarchical: ranks per host are not equal and consecutive: {hosts}",
+                "give domain_size, or place the same number of consecutive EP ranks on every host",
+            )
+        size = counts.pop()
+    return Domains(count=world // size, size=size, index=rank // size, local=rank % size)
