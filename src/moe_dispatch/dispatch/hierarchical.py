@@ -58,7 +58,7 @@ class HierarchicalDispatcher(ExchangeDispatcher):
         self.domains = detect_domains(group, None if size is None else int(size))
         self.chunks = int(chunks) if self.domains.count > 1 else 1
         self.pool = BufferPool(self.device)
-        self._exchange = StreamExchange(group, self.domains, self.pool, hidden, topk, dtype)
+        self._exchange = StreamExchange(group, self.domains, self.pool, hidden, dtype)
 
     def close(self) -> None:
         """Give pooled memory back."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from moe_dispatch.dispatch.domains import Domains
-from moe_dispatch.dispatch.order import inverse_order, stable_order
+from moe_dispatch.dispatch.order import inverse_order
+from moe_dispatch.dispatch.pairs import PairRoute, local_pairs, pair_route
 from moe_dispatch.dispatch.rows import offsets_from_counts
 
 
@@ -47,8 +48,7 @@ class HierarchicalPlan:
         domain_sums[s]: for rail source s, partial rows of the domain's ranks for each wire token, chunk by chunk.
         final_sums: for my tokens, own-domain partials (L sections) then remote domains (D - 1 sections, in `remote` order).
         section_base: first row of each final section (one longer than the sections).
-        send_pairs_S, send_pair_counts, recv_pair_counts: (token, slot) pairs ordered by destination rank, for weights.
-        pair_order_R: natural (source, token, slot) order -> received order.
+        pairs: the way of the routing weights.
     """
 
     chunks: int
@@ -70,10 +70,7 @@ class HierarchicalPlan:
     domain_sums: dict[int, Bags]
     final_sums: Bags
     section_base: list[int]
-    send_pairs_S: torch.Tensor
-    send_pair_counts: list[int]
-    recv_pair_counts: list[int]
-    pair_order_R: torch.Tensor
+    pairs: PairRoute
 
 
 def rail_sources(domains: Domains) -> list[int]:
@@ -113,14 +110,10 @@ def build_plan(
     landing_rows = [(cum_domain if s in rails else [[r[domains.local] for r in cum] for cum in cum_rank])[s][-1] for s in range(world)]
     landing_N = torch.cumsum(lands_WM.view(-1), 0) - 1
 
-    pair_nat = mine_NK.view(-1).nonzero().view(-1)
-    token_nat = torch.div(pair_nat, topk, rounding_mode="floor")
-    expert_nat = ids_WMK.view(-1)[pair_nat].to(torch.int64) - rank * local_experts
-    pair_order = stable_order(expert_nat, local_experts)
-    received_token_R = token_nat[pair_order]
+    served = local_pairs(ids_WMK, rank, local_experts)
     segment_N = _segments(bounds_WC, most, chunks, device)
     per_segment = torch.bincount(
-        expert_nat * (world * chunks) + segment_N[token_nat], minlength=local_experts * world * chunks
+        served.expert_nat_R * (world * chunks) + segment_N[served.token_nat_R], minlength=local_experts * world * chunks
     ).view(local_experts, -1)
     segment_start = offsets_from_counts(per_segment.view(-1)).tolist()
     width = world * chunks
@@ -132,7 +125,6 @@ def build_plan(
     section_base = [0]
     for rows in section_rows:
         section_base.append(section_base[-1] + rows)
-    send_counts, send_pairs = _pairs_by_destination(owner_WMK[rank], world)
     return HierarchicalPlan(
         chunks=chunks,
         num_tokens=tokens_W[rank],
@@ -146,17 +138,16 @@ def build_plan(
         direct_tokens=[own_mask_ML[:, p].nonzero().view(-1) for p in range(size)],
         forward_index={s: [compact[s][:, p].nonzero().view(-1) for p in range(size)] for s in rails},
         landing_base=[sum(landing_rows[:s]) for s in range(world + 1)],
-        expand_index_R=landing_N[received_token_R],
-        own_index_R=received_token_R - rank * most,
+        expand_index_R=landing_N[served.token_R],
+        own_index_R=served.token_R - rank * most,
         segment_start=[segment_start[x * width : (x + 1) * width + 1] for x in range(local_experts)],
-        sum_pairs=Bags(inverse_order(pair_order), offsets_from_counts(pairs_N[pairs_N > 0])),
+        sum_pairs=Bags(inverse_order(served.order_R), offsets_from_counts(pairs_N[pairs_N > 0])),
         domain_sums={s: _chunked_bags(compact[s], cum_domain[s], cum_rank[s]) for s in rails},
         final_sums=_sectioned_bags(final_mask, section_base),
         section_base=section_base,
-        send_pairs_S=send_pairs,
-        send_pair_counts=send_counts,
-        recv_pair_counts=[cum[-1] for cum in cum_pairs],
-        pair_order_R=pair_order,
+        pairs=pair_route(
+            owner_WMK[rank], tokens_W[rank], world, rank, [cum[-1] for cum in cum_pairs], served.order_R
+        ),
     )
 
 
@@ -198,14 +189,6 @@ def _segments(bounds_WC: list[list[int]], most: int, chunks: int, device: torch.
         for c in range(chunks):
             segment[source, bounds[c] : bounds[c + 1] if c + 1 < chunks else most] = source * chunks + c
     return segment.view(-1)
-
-
-def _pairs_by_destination(owner_MK: torch.Tensor, world: int) -> tuple[list[int], torch.Tensor]:
-    """My (token, slot) pairs ordered by destination rank, natural inside; and how many go to each."""
-    flat = owner_MK.reshape(-1)
-    key = torch.where(flat >= 0, flat, world)
-    counts = torch.bincount(key, minlength=world + 1)[:world].tolist()
-    return counts, stable_order(key, world)[: sum(counts)]
 
 
 def _chunked_bags(mask_BL: torch.Tensor, bag_bounds_C: list[int], cum_CL: list[list[int]]) -> Bags:

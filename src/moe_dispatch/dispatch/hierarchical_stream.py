@@ -56,10 +56,10 @@ class StreamExchange:
     """Executor over gloo. All methods are collective; rows are contiguous tensors of `hidden` elements of `dtype`."""
 
     def __init__(
-        self, group: dist.ProcessGroup, domains: Domains, pool: BufferPool, hidden: int, topk: int, dtype: torch.dtype
+        self, group: dist.ProcessGroup, domains: Domains, pool: BufferPool, hidden: int, dtype: torch.dtype
     ) -> None:
         self.group, self.domains, self.pool = group, domains, pool
-        self.hidden, self.topk, self.dtype = hidden, topk, dtype
+        self.hidden, self.dtype = hidden, dtype
         self.rank = dist.get_rank(group)
         self.rails = rail_sources(domains)
 
@@ -71,7 +71,7 @@ class StreamExchange:
         moving = Scatter(plan, wire, landing, rows, {}, {}, {}, None, [])
         self._post_scatter_receives(moving)
         if probs_TK is not None:
-            moving.probs = pairs.scatter_buffers(probs_TK, plan, self.rank)
+            moving.probs = pairs.scatter_buffers(probs_TK, plan.pairs)
             moving.probs_waits = [wire.receive(message) for message in moving.probs.receives]
         for c in range(plan.chunks):
             for d in self.domains.remote:
@@ -105,7 +105,7 @@ class StreamExchange:
         for arrival in moving.probs_waits:
             arrival.wait()
         moving.wire.drain()
-        return moving.rows, None if moving.probs is None else pairs.received_probs(moving.probs, plan)
+        return moving.rows, None if moving.probs is None else pairs.received_probs(moving.probs, plan.pairs)
 
     def gather_start(
         self, y_RH: torch.Tensor, probs_grad_R: torch.Tensor | None, plan: HierarchicalPlan
@@ -116,7 +116,7 @@ class StreamExchange:
         moving = Gather(plan, wire, self._empty(plan.section_base[-1]), [], {}, None, [])
         buffers, partials = self._post_gather_receives(moving)
         if probs_grad_R is not None:
-            moving.probs = pairs.gather_buffers(probs_grad_R.contiguous(), plan, self.rank)
+            moving.probs = pairs.gather_buffers(probs_grad_R.contiguous(), plan.pairs)
             moving.probs_waits = [wire.receive(message) for message in moving.probs.receives]
         for c in range(plan.chunks):
             self._send_partials(moving, y_RH, c)
@@ -157,7 +157,7 @@ class StreamExchange:
         for arrival in moving.probs_waits:
             arrival.wait()
         moving.wire.drain()
-        return out, None if moving.probs is None else pairs.returned_grad(moving.probs, plan, self.topk)
+        return out, None if moving.probs is None else pairs.returned_grad(moving.probs, plan.pairs)
 
     def _post_scatter_receives(self, moving: Scatter) -> None:
         plan, base = moving.plan, moving.plan.landing_base
