@@ -43,7 +43,7 @@ class _WeightedSquaredRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inner_RF: torch.Tensor, probs_R: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(inner_RF, probs_R)
-        return inner_RF.float().clamp_(min=0).square_().mul_(probs_R.unsqueeze(1)).to(inner_RF.dtype)
+        return inner_RF.float().clamp(min=0).square_().mul_(probs_R.unsqueeze(1)).to(inner_RF.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
