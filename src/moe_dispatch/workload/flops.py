@@ -66,8 +66,8 @@ def model_flops_per_step(
 ) -> float:
     """Forward and backward FLOPs of one training step over all ranks.
 
-    T * (dense + MoE + attention projections + MTP + logits) + T * seq * attention core, T = seq * global batch, with the
-    causal half of the attention core counted.
+    T * (dense + MoE + attention projections + MTP + logits) + T * seq * attention core, with T = seq * global batch and
+    the causal half of the attention core counted.
 
     Args:
         vocab_padded: rows of the output matrix; default the vocabulary rounded up to a multiple of 128.
@@ -102,7 +102,7 @@ def tflops_per_gpu(step_flops: float, step_seconds: float, ranks: int) -> float:
 
 
 def _attention_flops(model: ModelShape) -> tuple[int, int]:
-    """Forward and backward FLOPs of one layer: (projections per token, core per token and per position of the sequence)."""
+    """Forward and backward FLOPs of one layer: (projections per token, core per token and position)."""
     hidden, heads, mla = model.hidden, model.num_attention_heads, model.mla
     if model.attention == "other":
         raise WorkloadError(

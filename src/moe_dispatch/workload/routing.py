@@ -140,7 +140,8 @@ def generate_logits(
             logits += (spec.value * _shared_rng(seed).standard_normal(num_experts)).astype(np.float32)
         return logits
     log_weights = log_expert_weights(spec, num_experts, topk, seed)
-    gumbel = -np.log(own.standard_exponential((num_tokens, num_experts), dtype=np.float32))
+    clocks = own.standard_exponential((num_tokens, num_experts), dtype=np.float32)
+    gumbel = -np.log(np.maximum(clocks, np.finfo(np.float32).tiny))  # a clock of exactly 0 happens in float32
     return np.asarray(gumbel + log_weights.astype(np.float32), dtype=np.float32)
 
 

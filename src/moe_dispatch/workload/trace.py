@@ -1,7 +1,7 @@
 """Recorded routing: top-k ids [T, K] that are replayed, or expert loads [E] that are drawn from.
 
-Files: `.npy` (one array), `.npz` (arrays `expert_ids` with optional `probs`, or `loads`; a single unnamed array is taken
-by its number of dimensions), `.json` (a list, a list of lists, or an object with the same names).
+Files: `.npy` (one array), `.npz` (arrays `expert_ids` with optional `probs`, or `loads`; a single unnamed array is
+taken by its number of dimensions), `.json` (a list, a list of lists, or an object with the same names).
 """
 
 from __future__ import annotations

@@ -83,9 +83,10 @@ def count_rows(ids_by_rank: Sequence[NDArray[np.integer]], num_experts: int, ran
             )
         token, slot = np.nonzero(ids >= 0)
         owner = ids[token, slot].astype(np.int64) // (num_experts // ranks)
-        hit = np.zeros((ids.shape[0], ranks), dtype=bool)
+        hit = np.zeros((len(ids), ranks), dtype=bool)
         hit[token, owner] = True
-        hit_domain: NDArray[np.bool_] = hit.reshape(len(hit), domains, ranks_per_domain).any(axis=2)
+        hit_domain = np.zeros((len(ids), domains), dtype=bool)
+        hit_domain[token, owner // ranks_per_domain] = True
         home = source // ranks_per_domain
         inside = slice(home * ranks_per_domain, (home + 1) * ranks_per_domain)
         unique, unique_domain = np.count_nonzero(hit), np.count_nonzero(hit_domain)
@@ -122,9 +123,9 @@ def expected_rows(
     """Expected rows of one source rank when every rank routes `tokens_per_rank` tokens by the same law.
 
     Closed form for uniform (`force_balanced`, the default), `zipf`, recorded loads and measured `fractions` (share of
-    the tokens that each expert gets, [E], sum K), which win over `routing`. Group-limited and `biased` routing have none
-    (picking groups by score spreads tokens wider than a random pick): `MONTE_CARLO_TOKENS` tokens are drawn. A trace of
-    choices is counted over all ranks.
+    the tokens that each expert gets, [E], sum K), which win over `routing`. Group-limited and `biased` routing have
+    none (picking groups by score spreads tokens wider than a random pick): `MONTE_CARLO_TOKENS` tokens are drawn. A
+    trace of choices is counted over all ranks.
 
     Raises:
         WorkloadError: sizes that do not divide, fractions that do not sum to K, a trace that does not fit.
