@@ -76,8 +76,7 @@ def build_arm(plan: BenchPlan, index: int, rank: Rank, tokens: int) -> tuple[Arm
     assert dispatcher is not None
     rank.progress.at("oracle", index)
     try:
-        with memory.step():
-            report = check_dispatcher(dispatcher, plan.seed)
+        report = check_dispatcher(dispatcher, plan.seed)
     except MoeDispatchError as error:
         problem = error
     refused = _agree(index, rank, problem)

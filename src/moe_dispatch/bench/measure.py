@@ -20,7 +20,6 @@ from moe_dispatch.workload.traffic import count_rows
 
 TOKEN_STEP = 64
 _CALIBRATION_RUNS = 2
-_TOUCH_TOKENS = 8
 
 Report = Callable[[Event], None]
 
@@ -31,8 +30,6 @@ def measure(plan: BenchPlan, rank: Rank, report: Report) -> None:
     bench = _Bench(plan, rank, report)
     tokens = bench.fit_tokens()
     arms = bench.build_arms(tokens)
-    if arms:
-        bench.touch_common(plan.routings[0], tokens, next(iter(arms.values())))
     for routing in plan.routings if arms else ():
         bench.run_routing(routing, tokens, arms)
     for arm in arms.values():
@@ -109,18 +106,21 @@ class _Bench:
                 arms[index] = arm
         return arms
 
-    def touch_common(self, routing: str, tokens: int, arm: Arm) -> None:
-        """Load what every arm uses (code, weights, gradients), so that no arm's memory account is charged for it."""
-        step = self.make_step(routing, min(tokens, _TOUCH_TOKENS), arm.dispatcher)
-        self.rank.progress.at("warmup", arm.index, routing)
-        step.forward(arm.dispatcher)
-        step.backward()
+    def touch_common(self, routing: str, step: Step, tokens: int) -> None:
+        """One pass through a dispatcher that is thrown away, so that no arm's memory account is charged for what all
+        share: code, gradients, and the caches of compute kernels for the shapes of this routing."""
+        self.rank.progress.at("warmup", 0, routing)
+        dispatcher = make_dispatcher(self.plan, self.plan.arms[0], self.rank, tokens)
+        self.clock.run(step, dispatcher)
+        dispatcher.close()
 
     def run_routing(self, routing: str, tokens: int, arms: dict[int, Arm]) -> None:
         """Count, warm up, and visit the arms in interleaved order."""
         plan, rank = self.plan, self.rank
         step = self.make_step(routing, tokens, next(iter(arms.values())).dispatcher)
         self.report(RoutingCounted(routing=routing, traffic=self._count(step)))
+        if 0 in arms:
+            self.touch_common(routing, step, tokens)
         for index, arm in arms.items():
             with arm.memory.step():
                 for turn in range(plan.warmup):

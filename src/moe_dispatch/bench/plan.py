@@ -137,11 +137,11 @@ class BenchPlan(Model):
         forward = tuple((self.launch + step) % count for step in range(count))
         return forward if visit % 2 == 0 else forward[::-1]
 
-    def contract(self, routing: str, tokens: int, site: dict[str, Any], stack: dict[str, Any]) -> Contract:
+    def contract(self, routing: str, tokens: int | None, site: dict[str, Any], stack: dict[str, Any]) -> Contract:
         """The contract of one routing.
 
         Args:
-            tokens: tokens per rank that were run.
+            tokens: tokens per rank that were run; None when the launch failed before they were settled.
             site, stack: what the ranks saw (device, transport, versions); the caller's own fields win.
         """
         shape = self.model

@@ -1,0 +1,135 @@
+"""From the outcome of one launch to RunRecords: one for each (arm, routing) that ended, well or badly.
+
+An arm whose iterations are complete is `ok` even when another arm broke the launch later; an arm that was cut short by
+another's failure gets no record here and is launched again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import uuid
+from collections import defaultdict
+from datetime import datetime, timezone
+from typing import Any
+
+import moe_dispatch
+from moe_dispatch.bench.classify import Failure
+from moe_dispatch.bench.events import ArmMemory, ArmReady, ArmRefused, Fitted, RoutingCounted, Started, Visit
+from moe_dispatch.bench.launch import LaunchOutcome
+from moe_dispatch.bench.plan import BenchPlan
+from moe_dispatch.evidence.record import Iteration, Memory, Performance, Provenance, RunRecord, RunStatus, Traffic
+from moe_dispatch.workload.routing import RoutingSpec
+
+PROOF = "constructed and passed the oracle on the measured group"
+_ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_", "NVSHMEM_", "NUM_OF_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "UCX_")
+
+
+class LaunchView:
+    """The events of one launch, sorted by what they are about."""
+
+    def __init__(self, outcome: LaunchOutcome) -> None:
+        self.started: Started | None = None
+        self.tokens: int | None = None
+        self.ready: dict[int, ArmReady] = {}
+        self.refused: dict[int, ArmRefused] = {}
+        self.traffic: dict[str, Traffic] = {}
+        self.memory: dict[tuple[int, str], Memory] = {}
+        self.iterations: dict[tuple[int, str], list[Iteration]] = defaultdict(list)
+        for event in outcome.events:
+            if isinstance(event, Started):
+                self.started = event
+            elif isinstance(event, Fitted):
+                self.tokens = event.tokens
+            elif isinstance(event, ArmReady):
+                self.ready[event.arm] = event
+            elif isinstance(event, ArmRefused):
+                self.refused[event.arm] = event
+            elif isinstance(event, RoutingCounted):
+                self.traffic[event.routing] = event.traffic
+            elif isinstance(event, ArmMemory):
+                self.memory[event.arm, event.routing] = event.memory
+            elif isinstance(event, Visit):
+                self.iterations[event.arm, event.routing] += event.iterations
+
+
+def records_of(plan: BenchPlan, outcome: LaunchOutcome) -> list[RunRecord]:
+    """Records of all (arm, routing) pairs of the plan that are settled by this outcome, in the plan's order."""
+    view = LaunchView(outcome)
+    found = (_record(plan, outcome, view, arm, routing) for arm in range(len(plan.arms)) for routing in plan.routings)
+    return [record for record in found if record is not None]
+
+
+def _record(plan: BenchPlan, outcome: LaunchOutcome, view: LaunchView, arm: int, routing: str) -> RunRecord | None:
+    iterations = tuple(view.iterations.get((arm, routing), ()))
+    hosts = view.started.host_of_rank if view.started else ()
+    samples = Performance(iterations=iterations, host_of_rank=hosts) if iterations else None
+    settled = _status(plan, outcome.failure, view, arm, len(iterations))
+    if settled is None:
+        return None
+    status, reason, fix = settled
+    ready, refused = view.ready.get(arm), view.refused.get(arm)
+    tokens = view.tokens if view.tokens is not None else plan.fitted_tokens
+    labels = {*(view.started.labels if view.started else ()), *plan.arms[arm].labels}
+    if tokens is not None and tokens < plan.tokens_per_rank:
+        labels.add("scaled_tokens")
+    fields: dict[str, Any] = {"performance": samples} if status is RunStatus.OK else {"partial": samples}
+    return RunRecord(
+        run_id=_run_id(),
+        session=plan.session,
+        stage=plan.stage,
+        launch=plan.launch,
+        choice=plan.arms[arm].choice,
+        status=status,
+        contract=plan.contract(
+            RoutingSpec.parse(routing).canonical,
+            tokens,
+            view.started.site if view.started else {},
+            view.started.stack if view.started else {},
+        ),
+        labels=tuple(sorted(labels)),
+        reason=reason,
+        fix=fix,
+        correctness=ready.correctness if ready else refused.correctness if refused else None,
+        memory=view.memory.get((arm, routing)) if status is RunStatus.OK else None,
+        traffic=view.traffic.get(routing),
+        provenance=_provenance(outcome, ready),
+        **fields,
+    )
+
+
+def _status(
+    plan: BenchPlan, failure: Failure | None, view: LaunchView, arm: int, count: int
+) -> tuple[RunStatus, str, str] | None:
+    """(status, reason, fix), or None when this pair has to be launched again."""
+    refused = view.refused.get(arm)
+    if refused is not None:
+        return refused.status, refused.reason, refused.fix
+    if count == plan.planned_iterations:
+        return RunStatus.OK, "", ""
+    if failure is None:
+        return None
+    if failure.arm == arm or failure.status is RunStatus.INTERRUPTED:
+        reason = failure.reason if count else f"{failure.reason} (no iteration under this routing was finished)"
+        return failure.status, reason, failure.fix
+    return None
+
+
+def _run_id() -> str:
+    """Unique, and sorted by time."""
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}"
+
+
+def _provenance(outcome: LaunchOutcome, ready: ArmReady | None) -> Provenance:
+    inherited = {key: value for key, value in os.environ.items() if key.startswith(_ENVIRONMENT_PREFIXES)}
+    return Provenance(
+        created=datetime.now(timezone.utc),
+        tool_version=moe_dispatch.__version__,
+        host=socket.gethostname(),
+        command=" ".join(["moe-dispatch", *sys.argv[1:]]) if sys.argv[0].endswith("moe-dispatch") else "",
+        environment=inherited | outcome.environment,
+        provider=ready.provider if ready else "",
+        provider_version=ready.provider_version if ready else "",
+        proof=PROOF if ready else "",
+    )
