@@ -36,6 +36,14 @@ def test_grouped_product_equals_the_loop(monkeypatch, counts, hidden, ffn):
         torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=bound)
 
 
+def test_gradient_of_a_plain_sum_is_accepted():
+    experts = GroupedExperts(range(2), 256, 128, dtype=torch.bfloat16, device="cuda")
+    x = torch.ones(16, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    experts(x, torch.ones(16, device="cuda"), torch.tensor([9, 7])).sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().sum() > 0
+
+
 def test_grouped_product_is_detected_on_hopper_and_newer():
     if torch.cuda.get_device_capability() < (9, 0) or not hasattr(torch.nn.functional, "grouped_mm"):
         pytest.skip("needs compute capability 9.0 and torch.nn.functional.grouped_mm")

@@ -117,7 +117,10 @@ class GroupedExperts(nn.Module):
     def _product(self, rows: torch.Tensor, weights: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
         if rows.shape[0] and rows.is_cuda and _grouped_mm_works(rows.dtype, rows.device, *weights.shape[1:]):
             ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-            return nn.functional.grouped_mm(rows, weights, offs=ends.to(rows.device, non_blocking=True))
+            out_RP = nn.functional.grouped_mm(rows, weights, offs=ends.to(rows.device, non_blocking=True))
+            if out_RP.requires_grad:  # its backward refuses expanded gradients, as those of a plain sum are
+                out_RP.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+            return out_RP
         product: torch.Tensor = _LoopedProduct.apply(rows, weights, counts)  # type: ignore[no-untyped-call]
         return product
 
@@ -132,8 +135,8 @@ def _grouped_mm_works(dtype: torch.dtype, device: torch.device, inner: int, oute
             rows = torch.zeros(16, inner, dtype=dtype, device=device, requires_grad=True)
             weights = torch.zeros(2, inner, outer, dtype=dtype, device=device, requires_grad=True)
             ends = torch.tensor([0, 16], dtype=torch.int32, device=device)
-            total = nn.functional.grouped_mm(rows, weights, offs=ends).sum()
-            torch.autograd.grad(total, (rows, weights))
+            out = nn.functional.grouped_mm(rows, weights, offs=ends)
+            torch.autograd.grad(out, (rows, weights), torch.ones_like(out))
             torch.cuda.synchronize(device)
     except (RuntimeError, NotImplementedError, ValueError):
         return False
