@@ -1,12 +1,14 @@
 """`allgather`: every rank gets every token and keeps the rows of its own experts; partial sums return to each source.
 
-Simple, and good for small groups where most ranks need most tokens anyway; its traffic grows with the group, not with top-k.
+Simple, and good for small groups where most ranks need most tokens anyway; its traffic grows with the group, not with
+top-k.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -88,16 +90,14 @@ class AllGatherDispatcher(ExchangeDispatcher):
         """Share expert ids; collective."""
         ids_WMK, tokens = share_expert_ids(self.group, ids_TK, self.num_experts, self.max_tokens, self.device)
         served = pairs.local_pairs(ids_WMK, self.rank, self.local_experts)
-        real_N = torch.cat(
-            [torch.arange(self.max_tokens, device=ids_WMK.device) < t for t in tokens]
-        )
+        real_N = torch.cat([torch.arange(self.max_tokens, device=ids_WMK.device) < t for t in tokens])
         row_N = torch.cumsum(real_N, 0) - 1
         pairs_N = torch.bincount(served.token_nat_R, minlength=real_N.numel())[real_N]
         offsets = offsets_from_counts(pairs_N)
         ends = offsets_from_counts(torch.tensor(tokens))
         at = offsets[ends.to(offsets.device)].tolist()
         owner = torch.div(ids_WMK[self.rank].to(torch.int64), self.local_experts, rounding_mode="floor")
-        recv_counts = [after - before for before, after in zip(at, at[1:], strict=False)]
+        recv_counts = [after - before for before, after in pairwise(at)]
         return AllGatherPlan(
             tokens=tokens,
             index_R=row_N[served.token_R],
@@ -126,7 +126,8 @@ class AllGatherDispatcher(ExchangeDispatcher):
 
     def gather_start(self, y_RH: torch.Tensor, probs_grad_R: torch.Tensor | None, plan: AllGatherPlan) -> _InFlight:
         """Sum my rows for every token of the group and send each source its part."""
-        partial = sum_rows(y_RH.contiguous(), plan.bag_index_R, plan.bag_offsets)
+        partial = self.pool.empty((sum(plan.tokens), self.hidden), self.dtype)
+        sum_rows(y_RH.contiguous(), plan.bag_index_R, plan.bag_offsets, partial)
         mine = plan.tokens[self.rank]
         sections = self.pool.empty((self.world * mine, self.hidden), self.dtype)
         parts = sections.split([mine] * self.world)

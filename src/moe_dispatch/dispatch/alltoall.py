@@ -1,8 +1,8 @@
 """`alltoall`: every (token, expert) pair is a row of its own; the correctness baseline and the fallback.
 
-Permute the T*K copies by expert, exchange them, and regroup the arrived blocks from (source, expert) to (expert, source).
-Knob `form`: `collective` uses `all_to_all_single`; `p2p` posts all receives before the sends, which gloo moves faster across
-a slow link (docs/two_nodes.md).
+Permute the T*K copies by expert, exchange them, and regroup the arrived blocks from (source, expert) to (expert,
+source). Knob `form`: `collective` uses `all_to_all_single`; `p2p` posts all receives before the sends, which gloo moves
+faster across a slow link (docs/two_nodes.md).
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class AllToAllDispatcher(ExchangeDispatcher):
         )
 
     def _exchange_counts(self, counts_WE: torch.Tensor, broken: bool) -> torch.Tensor:
-        """Rows each source holds for my experts, [W, e] int64 on the CPU. A rank with bad ids says so; all raise together."""
+        """Rows each source holds for my experts, [W, e] int64 on the CPU. A rank with bad ids says so; all raise
+        together.
+        """
         mine = counts_WE.to(torch.int32).contiguous()
         if broken:
             mine = torch.full_like(mine, -1)
@@ -163,7 +165,8 @@ class AllToAllDispatcher(ExchangeDispatcher):
         """Wait, then sum each token's rows in slot order."""
         handle.finish()
         plan = handle.plan
-        out = sum_rows(handle.rows, plan.bag_index_S, plan.bag_offsets)
+        out = self.pool.empty((plan.num_tokens, self.hidden), self.dtype)
+        sum_rows(handle.rows, plan.bag_index_S, plan.bag_offsets, out)
         if handle.probs is None:
             return out, None
         grad = handle.probs.new_zeros(plan.num_tokens * self.topk)

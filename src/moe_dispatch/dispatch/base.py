@@ -1,7 +1,8 @@
 """The dispatcher interface: what every backend, ours or a package's, must do.
 
-Shape legend: T tokens of this rank, K top-k, H hidden, E experts, e experts of this rank, R received (token, local expert)
-rows. Rows arrive grouped by local expert; our own dispatchers order them inside an expert by source rank, then token.
+Shape legend: T tokens of this rank, K top-k, H hidden, E experts, e experts of this rank, R received (token, local
+expert) rows. Rows arrive grouped by local expert; our own dispatchers order them inside an expert by source rank, then
+token.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Dispatcher(ABC):
         if hidden < 1 or max_tokens < 0:
             raise UsageError(f"hidden={hidden} must be at least 1 and max_tokens={max_tokens} at least 0")
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise UnsupportedByBackend(f"{self.name}: dtype {dtype} is not supported; allowed: float32, bfloat16, float16")
+            raise UnsupportedByBackend(
+                f"{self.name}: dtype {dtype} is not supported; allowed: float32, bfloat16, float16"
+            )
         self.group = group
         self.world = world
         self.rank = dist.get_rank(group)
@@ -111,7 +114,9 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def combine_finish(self, pending: Any) -> torch.Tensor:
-        """Wait for a combine. Returns out_TH, the plain sum of each token's rows (zeros where it has none); collective."""
+        """Wait for a combine. Returns out_TH, the plain sum of each token's rows (zeros where it has none);
+        collective.
+        """
 
     def dispatch(self, x_TH: torch.Tensor, expert_ids_TK: torch.Tensor, probs_TK: torch.Tensor) -> Dispatched:
         """Blocking dispatch; collective, differentiable in x_TH and probs_TK."""

@@ -1,4 +1,6 @@
-"""Which ranks of a group share a fast domain: one host, or the size the user gives (an NVLink domain can span hosts)."""
+"""Which ranks of a group share a fast domain: one host, or the size the user gives (an NVLink domain can span
+hosts).
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def detect_domains(group: dist.ProcessGroup, domain_size: int | None) -> Domains
     sizes = {size for _, size in everyone}
     if len(sizes) > 1:
         raise UsageError(
-            f"hierarchical: ranks disagree on domain_size: {sorted(sizes, key=str)}", "pass the same value on every rank"
+            f"hierarchical: ranks disagree on domain_size: {sorted(sizes, key=str)}",
+            "pass the same value on every rank",
         )
     if domain_size is not None:
         if domain_size < 1 or world % domain_size:

@@ -1,7 +1,7 @@
 """What our own dispatchers share: autograd around two raw operations and a plan made once from the routing.
 
-`scatter` moves rows from tokens to experts, `gather` sums rows from experts back to tokens. Dispatch is scatter forward and
-gather backward; combine is the reverse, on the same plan, so a backward pass exchanges no routing again.
+`scatter` moves rows from tokens to experts, `gather` sums rows from experts back to tokens. Dispatch is scatter forward
+and gather backward; combine is the reverse, on the same plan, so a backward pass exchanges no routing again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class ExchangeDispatcher(Dispatcher):
 
     @abstractmethod
     def make_plan(self, ids_TK: torch.Tensor, num_tokens: int) -> Any:
-        """Everything derived from the routing; collective. The plan has an attribute `tokens_per_expert_e` (CPU int64)."""
+        """Everything derived from the routing; collective. The plan has an attribute `tokens_per_expert_e` (CPU
+        int64).
+        """
 
     @abstractmethod
     def scatter_start(self, x_TH: torch.Tensor, probs_TK: torch.Tensor | None, plan: Any) -> Any:
@@ -59,7 +61,9 @@ class ExchangeDispatcher(Dispatcher):
     def gather_finish(self, handle: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(out_TH, gradient of probs_TK or None); collective."""
 
-    def dispatch_start(self, x_TH: torch.Tensor, expert_ids_TK: torch.Tensor, probs_TK: torch.Tensor) -> PendingDispatch:
+    def dispatch_start(
+        self, x_TH: torch.Tensor, expert_ids_TK: torch.Tensor, probs_TK: torch.Tensor
+    ) -> PendingDispatch:
         """See `Dispatcher.dispatch_start`."""
         self._check(x_TH, expert_ids_TK, probs_TK)
         with torch.no_grad():
@@ -69,7 +73,7 @@ class ExchangeDispatcher(Dispatcher):
 
     def dispatch_finish(self, pending: PendingDispatch) -> Dispatched:
         """See `Dispatcher.dispatch_finish`."""
-        x_RH, probs_R = _Dispatch.apply(pending.x_TH, pending.probs_TK, self, pending)
+        x_RH, probs_R = _Dispatch.apply(pending.x_TH, pending.probs_TK, self, pending)  # type: ignore[no-untyped-call]
         return Dispatched(
             x_RH=x_RH, probs_R=probs_R, tokens_per_expert_e=pending.plan.tokens_per_expert_e, state=pending.plan
         )
@@ -88,14 +92,15 @@ class ExchangeDispatcher(Dispatcher):
 
     def combine_finish(self, pending: PendingCombine) -> torch.Tensor:
         """See `Dispatcher.combine_finish`."""
-        out_TH: torch.Tensor = _Combine.apply(pending.y_RH, self, pending)
+        out_TH: torch.Tensor = _Combine.apply(pending.y_RH, self, pending)  # type: ignore[no-untyped-call]
         return out_TH
 
     def _check(self, x_TH: torch.Tensor, ids_TK: torch.Tensor, probs_TK: torch.Tensor) -> None:
         tokens = x_TH.shape[0]
         if x_TH.shape != (tokens, self.hidden) or x_TH.dtype != self.dtype:
             raise UsageError(
-                f"{self.name}: x has shape {tuple(x_TH.shape)} and {x_TH.dtype}; expected (T, {self.hidden}) {self.dtype}"
+                f"{self.name}: x has shape {tuple(x_TH.shape)} and {x_TH.dtype}; "
+                f"expected (T, {self.hidden}) {self.dtype}"
             )
         if tokens > self.max_tokens:
             raise UsageError(
@@ -116,7 +121,7 @@ class ExchangeDispatcher(Dispatcher):
 
 class _Dispatch(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x_TH: torch.Tensor, probs_TK: torch.Tensor, dispatcher: ExchangeDispatcher, pending: PendingDispatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.dispatcher, ctx.plan = dispatcher, pending.plan
@@ -135,9 +140,7 @@ class _Dispatch(torch.autograd.Function):
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, y_RH: torch.Tensor, dispatcher: ExchangeDispatcher, pending: PendingCombine
-    ) -> torch.Tensor:
+    def forward(ctx: Any, y_RH: torch.Tensor, dispatcher: ExchangeDispatcher, pending: PendingCombine) -> torch.Tensor:
         ctx.dispatcher, ctx.plan = dispatcher, pending.plan
         return dispatcher.gather_finish(pending.handle)[0]
 

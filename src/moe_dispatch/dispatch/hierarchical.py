@@ -1,9 +1,10 @@
-"""`hierarchical`: a token crosses to each domain once, then to each rank there once, and is expanded to its experts on arrival.
+"""`hierarchical`: a token crosses to each domain once, then to each rank there once, and is expanded to its experts on
+arrival.
 
-Combine returns partial sums along the same path: summed on the rank, then in the domain, then at the token. One hop when
-there is a single domain. Needs torch.distributed only, so it runs on any fabric that gloo or NCCL runs on.
-Knobs: `chunks` cuts each source's tokens so that crossing and local work overlap (more on slow links, one or two on fast
-ones); `domain_size` overrides the ranks per host.
+Combine returns partial sums along the same path: summed on the rank, then in the domain, then at the token. One hop
+when there is a single domain. Needs torch.distributed only, so it runs on any fabric that gloo or NCCL runs on.
+Knobs: `chunks` cuts each source's tokens so that crossing and local work overlap (more on slow links, one or two on
+fast ones); `domain_size` overrides the ranks per host.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from moe_dispatch.core.choice import KnobValue
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.dispatch.domains import detect_domains
 from moe_dispatch.dispatch.exchange import ExchangeDispatcher
-from moe_dispatch.dispatch.hierarchical_plan import HierarchicalPlan, build_plan
+from moe_dispatch.dispatch.hierarchical_plan import HierarchicalPlan
 from moe_dispatch.dispatch.hierarchical_stream import StreamExchange
 from moe_dispatch.dispatch.ids import share_expert_ids
 from moe_dispatch.dispatch.pool import BufferPool
@@ -67,7 +68,7 @@ class HierarchicalDispatcher(ExchangeDispatcher):
     def make_plan(self, ids_TK: torch.Tensor, num_tokens: int) -> HierarchicalPlan:
         """Share expert ids and derive every count from them; collective."""
         ids_WMK, tokens = share_expert_ids(self.group, ids_TK, self.num_experts, self.max_tokens, self.device)
-        return build_plan(ids_WMK, tokens, self.num_experts, self.domains, self.rank, self.chunks)
+        return HierarchicalPlan(ids_WMK, tokens, self.num_experts, self.domains, self.rank, self.chunks)
 
     def scatter_start(self, x_TH: torch.Tensor, probs_TK: torch.Tensor | None, plan: HierarchicalPlan) -> Any:
         """See `ExchangeDispatcher`."""

@@ -1,15 +1,21 @@
 """Who sends which row where in the two-stage exchange, derived on every rank from all ranks' expert ids.
 
 Terms: source s = (domain, local). A token crosses to each domain that holds one of its experts once, along the source's
-rail, and from there to each rank once. `wire` rows cross domains, `direct` rows go from a source to ranks of its own domain,
-`forward` rows leave the rail's rank for the other ranks of the domain. Chunks cut every source's tokens into equal ranges.
+rail, and from there to each rank once. `wire` rows cross domains, `direct` rows go from a source to ranks of its own
+domain, `forward` rows leave the rail's rank for the other ranks of the domain. Chunks cut every source's tokens into
+equal ranges.
 
-Legend: W ranks, M max tokens, K top-k, D domains, L ranks of a domain, e local experts, C chunks, N = W * M flat tokens.
+The part that the slow link waits for is built first; the rest is built while the link is busy.
+
+Legend: W ranks, M max tokens, K top-k, D domains, L ranks of a domain, e local experts, C chunks, N = W * M flat
+tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 
@@ -21,50 +27,61 @@ from moe_dispatch.dispatch.rows import offsets_from_counts
 
 @dataclass(frozen=True)
 class Bags:
-    """Rows to add up: `index` into a row buffer, `offsets` one longer than the bags. Both int64 on the payload's device."""
+    """Rows to add up: `index` into a row buffer, `offsets` one longer than the bags. Both int64 on the payload's
+    device.
+    """
 
     index: torch.Tensor
     offsets: torch.Tensor
 
 
 @dataclass(frozen=True)
-class HierarchicalPlan:
-    """Everything one exchange needs. Host-side counts are lists, index tensors live on the payload's device.
+class WirePlan:
+    """What crosses between domains.
+
+    Fields:
+        tokens[d]: my tokens that cross to domain d.
+        out[c][d]: how many of them lie before chunk c.
+        into[s][c]: tokens of rail source s, before chunk c, that need my domain.
+        hits_MD: which domains each of my tokens needs.
+        rail_hits[s]: [M] bool, which tokens of rail source s need my domain.
+    """
+
+    tokens: dict[int, torch.Tensor]
+    out: list[list[int]]
+    into: dict[int, list[int]]
+    hits_MD: torch.Tensor
+    rail_hits: dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What happens inside my domain.
 
     Fields:
         cum_rank[s][c][p]: tokens of source s, before chunk c, that need local rank p of my domain.
-        cum_domain[s][c]: the same for "needs my domain at all".
-        cum_pairs[s][c]: (token, local expert) pairs of source s that are mine, before chunk c.
-        cum_out[c][d]: tokens of mine, before chunk c, that need domain d.
-        token_bounds[c]: first of my tokens in chunk c.
-        wire_tokens[d]: my tokens that cross to domain d.
         direct_tokens[p]: my tokens for local rank p of my domain.
         forward_index[s][p]: for rail source s, rows of its wire list that local rank p needs.
-        landing_base[s]: first row of source s in the landing buffer (one longer than W).
-        expand_index_R: landing row of each received row, in expert order.
-        own_index_R: for rows from this rank itself, the token (row of x) of each received row; undefined elsewhere.
+        landing_rows[s]: rows of source s that land here: its wire list on my rail, else what this rank needs of it.
+        expand_index_R: for each received row, its row among those of its source; for my own source, the token itself.
+        source_R: source of each received row.
         segment_start[x][s * C + c]: first received row of local expert x, source s, chunk c.
-        sum_pairs: received rows of each (source, token) that is mine, natural order; bags count along cum_rank of my rank.
+        sum_pairs: received rows of each (source, token) that is mine, natural order; bags count along cum_rank of my
+            rank.
         domain_sums[s]: for rail source s, partial rows of the domain's ranks for each wire token, chunk by chunk.
-        final_sums: for my tokens, own-domain partials (L sections) then remote domains (D - 1 sections, in `remote` order).
+        final_sums: for my tokens, own-domain partials (L sections) then remote domains (D - 1 sections, in `remote`
+            order).
         section_base: first row of each final section (one longer than the sections).
         pairs: the way of the routing weights.
     """
 
-    chunks: int
-    num_tokens: int
     tokens_per_expert_e: torch.Tensor
     cum_rank: list[list[list[int]]]
-    cum_domain: list[list[int]]
-    cum_pairs: list[list[int]]
-    cum_out: list[list[int]]
-    token_bounds: list[int]
-    wire_tokens: dict[int, torch.Tensor]
     direct_tokens: list[torch.Tensor]
     forward_index: dict[int, list[torch.Tensor]]
-    landing_base: list[int]
+    landing_rows: list[int]
     expand_index_R: torch.Tensor
-    own_index_R: torch.Tensor
+    source_R: torch.Tensor
     segment_start: list[list[int]]
     sum_pairs: Bags
     domain_sums: dict[int, Bags]
@@ -73,82 +90,119 @@ class HierarchicalPlan:
     pairs: PairRoute
 
 
+class HierarchicalPlan:
+    """Plan of one exchange for `rank`; no communication.
+
+    Args:
+        ids_WMK: all ranks' expert ids, -1 where there is no pair.
+        tokens_W: token count of each rank.
+        num_experts: E.
+        domains: the group's domains, seen from `rank`.
+        rank: this rank of the group.
+        chunks: C.
+    """
+
+    def __init__(
+        self, ids_WMK: torch.Tensor, tokens_W: list[int], num_experts: int, domains: Domains, rank: int, chunks: int
+    ) -> None:
+        self.ids_WMK, self.tokens_W, self.domains, self.rank, self.chunks = ids_WMK, tokens_W, domains, rank, chunks
+        self.local_experts = num_experts // ids_WMK.shape[0]
+        self.num_tokens = tokens_W[rank]
+        self.bounds_WC = [[c * t // chunks for c in range(chunks + 1)] for t in tokens_W]
+        self.wire = self._build_wire()
+
+    @property
+    def token_bounds(self) -> list[int]:
+        """First of my tokens in each chunk, and the end."""
+        return self.bounds_WC[self.rank]
+
+    @property
+    def tokens_per_expert_e(self) -> torch.Tensor:
+        """int64 on the CPU."""
+        return self.local.tokens_per_expert_e
+
+    @cached_property
+    def local(self) -> LocalPlan:
+        """Built at first use."""
+        return self._build_local()
+
+    def _owners(self, ids: torch.Tensor, per: int) -> torch.Tensor:
+        return torch.div(ids, per, rounding_mode="floor").to(torch.int64)
+
+    def _build_wire(self) -> WirePlan:
+        domains = self.domains
+        per_domain = self.local_experts * domains.size
+        hits_MD = _hits(self._owners(self.ids_WMK[self.rank], per_domain), domains.count)
+        rails = rail_sources(domains)
+        rail_hits = {s: (self._owners(self.ids_WMK[s], per_domain) == domains.index).any(1) for s in rails}
+        columns = [(hits_MD[:, d], self.rank) for d in range(domains.count)] + [(rail_hits[s], s) for s in rails]
+        counts = _prefix_at(torch.stack([column for column, _ in columns]), [self.bounds_WC[s] for _, s in columns])
+        return WirePlan(
+            tokens={d: hits_MD[:, d].nonzero().view(-1) for d in domains.remote},
+            out=[list(row) for row in zip(*counts[: domains.count], strict=True)],
+            into=dict(zip(rails, counts[domains.count :], strict=True)),
+            hits_MD=hits_MD,
+            rail_hits=rail_hits,
+        )
+
+    def _build_local(self) -> LocalPlan:
+        domains, rank, chunks, wire = self.domains, self.rank, self.chunks, self.wire
+        world, most, topk = self.ids_WMK.shape
+        size, rails = domains.size, rail_sources(domains)
+        owner_WMK = self._owners(self.ids_WMK, self.local_experts)
+        mask_WML = _hits(owner_WMK.view(-1, topk) - domains.index * size, size).view(world, most, size)
+        served = local_pairs(self.ids_WMK, rank, self.local_experts)
+        pairs_N = torch.bincount(served.token_nat_R, minlength=world * most)
+        columns = mask_WML.permute(0, 2, 1).reshape(world * size, most)
+        counts = _prefix_at(columns, [bounds for bounds in self.bounds_WC for _ in range(size)])
+        cum_rank = [[list(row) for row in zip(*counts[s * size : (s + 1) * size], strict=True)] for s in range(world)]
+
+        lands_WM = mask_WML[:, :, domains.local].clone()
+        for s in rails:
+            lands_WM[s] = wire.rail_hits[s]
+        lands_WM[rank] = True
+        landing_N = (torch.cumsum(lands_WM, 1) - 1).view(-1)
+        landing_rows = [wire.into[s][-1] if s in wire.into else cum_rank[s][-1][domains.local] for s in range(world)]
+
+        width = world * chunks
+        segment_N = _segments(self.bounds_WC, most, chunks, self.ids_WMK.device)
+        segment_R = served.expert_nat_R * width + segment_N[served.token_nat_R]
+        per_segment = torch.bincount(segment_R, minlength=self.local_experts * width)
+        starts = offsets_from_counts(per_segment).tolist()
+        pairs_from = pairs_N.view(world, most).sum(1).tolist()
+
+        compact = {s: mask_WML[s][wire.rail_hits[s]] for s in rails}
+        own_ML = mask_WML[rank]
+        final_mask = torch.cat([own_ML, wire.hits_MD[:, domains.remote]], 1)[: self.num_tokens]
+        section_rows = cum_rank[rank][-1] + [wire.out[-1][d] for d in domains.remote]
+        return LocalPlan(
+            tokens_per_expert_e=torch.tensor(starts[::width]).diff(),
+            cum_rank=cum_rank,
+            direct_tokens=[own_ML[:, p].nonzero().view(-1) for p in range(size)],
+            forward_index={s: [compact[s][:, p].nonzero().view(-1) for p in range(size)] for s in rails},
+            landing_rows=landing_rows,
+            expand_index_R=landing_N[served.token_R],
+            source_R=torch.div(served.token_R, most, rounding_mode="floor"),
+            segment_start=[starts[x * width : (x + 1) * width + 1] for x in range(self.local_experts)],
+            sum_pairs=Bags(inverse_order(served.order_R), offsets_from_counts(pairs_N[pairs_N > 0])),
+            domain_sums={s: _chunked_bags(compact[s], wire.into[s], cum_rank[s]) for s in rails},
+            final_sums=_sectioned_bags(final_mask, _bases(section_rows)),
+            section_base=_bases(section_rows),
+            pairs=pair_route(owner_WMK[rank], self.num_tokens, world, rank, pairs_from, served.order_R),
+        )
+
+
 def rail_sources(domains: Domains) -> list[int]:
     """Remote sources whose rows this rank receives over the wire and forwards: same local place, other domains."""
     return [d * domains.size + domains.local for d in domains.remote]
 
 
-def build_plan(
-    ids_WMK: torch.Tensor, tokens_W: list[int], num_experts: int, domains: Domains, rank: int, chunks: int
-) -> HierarchicalPlan:
-    """Derive the plan of `rank`; no communication. `ids_WMK` holds -1 where there is no pair.
-
-    On CUDA the host reads counts back once.
-    """
-    world, most, topk = ids_WMK.shape
-    device = ids_WMK.device
-    local_experts = num_experts // world
-    size, first_rank = domains.size, domains.index * domains.size
-    owner_WMK = torch.div(ids_WMK, local_experts, rounding_mode="floor").to(torch.int64)
-    mask_NL = _hits(owner_WMK.view(-1, topk) - first_rank, size)
-    domain_N = mask_NL.any(1)
-    mine_NK = (owner_WMK == rank).view(-1, topk)
-    pairs_N = mine_NK.sum(1)
-    own_TD = _hits(torch.div(owner_WMK[rank], size, rounding_mode="floor"), domains.count)
-
-    bounds_WC = [[c * t // chunks for c in range(chunks + 1)] for t in tokens_W]
-    counted_N = torch.cat([mask_NL, domain_N[:, None], pairs_N[:, None]], 1)
-    cum_WCQ, cum_out = _counts_at_bounds(counted_N, own_TD, bounds_WC, most, rank)
-    cum_rank = [[row[:size] for row in source] for source in cum_WCQ]
-    cum_domain = [[row[size] for row in source] for source in cum_WCQ]
-    cum_pairs = [[row[size + 1] for row in source] for source in cum_WCQ]
-
-    mask_WML, domain_WM = mask_NL.view(world, most, size), domain_N.view(world, most)
-    rails = rail_sources(domains)
-    lands_WM = mask_WML[:, :, domains.local].clone()
-    lands_WM[rails] = domain_WM[rails]
-    landing_rows = [(cum_domain if s in rails else [[r[domains.local] for r in cum] for cum in cum_rank])[s][-1] for s in range(world)]
-    landing_N = torch.cumsum(lands_WM.view(-1), 0) - 1
-
-    served = local_pairs(ids_WMK, rank, local_experts)
-    segment_N = _segments(bounds_WC, most, chunks, device)
-    per_segment = torch.bincount(
-        served.expert_nat_R * (world * chunks) + segment_N[served.token_nat_R], minlength=local_experts * world * chunks
-    ).view(local_experts, -1)
-    segment_start = offsets_from_counts(per_segment.view(-1)).tolist()
-    width = world * chunks
-
-    compact = {s: mask_WML[s][domain_WM[s]] for s in rails}
-    own_mask_ML = mask_WML[rank]
-    final_mask = torch.cat([own_mask_ML, own_TD[:, domains.remote]], 1)[: tokens_W[rank]]
-    section_rows = [cum_rank[rank][-1][p] for p in range(size)] + [cum_out[-1][d] for d in domains.remote]
-    section_base = [0]
-    for rows in section_rows:
-        section_base.append(section_base[-1] + rows)
-    return HierarchicalPlan(
-        chunks=chunks,
-        num_tokens=tokens_W[rank],
-        tokens_per_expert_e=per_segment.sum(1).cpu(),
-        cum_rank=cum_rank,
-        cum_domain=cum_domain,
-        cum_pairs=cum_pairs,
-        cum_out=cum_out,
-        token_bounds=bounds_WC[rank],
-        wire_tokens={d: own_TD[:, d].nonzero().view(-1) for d in domains.remote},
-        direct_tokens=[own_mask_ML[:, p].nonzero().view(-1) for p in range(size)],
-        forward_index={s: [compact[s][:, p].nonzero().view(-1) for p in range(size)] for s in rails},
-        landing_base=[sum(landing_rows[:s]) for s in range(world + 1)],
-        expand_index_R=landing_N[served.token_R],
-        own_index_R=served.token_R - rank * most,
-        segment_start=[segment_start[x * width : (x + 1) * width + 1] for x in range(local_experts)],
-        sum_pairs=Bags(inverse_order(served.order_R), offsets_from_counts(pairs_N[pairs_N > 0])),
-        domain_sums={s: _chunked_bags(compact[s], cum_domain[s], cum_rank[s]) for s in rails},
-        final_sums=_sectioned_bags(final_mask, section_base),
-        section_base=section_base,
-        pairs=pair_route(
-            owner_WMK[rank], tokens_W[rank], world, rank, [cum[-1] for cum in cum_pairs], served.order_R
-        ),
-    )
+def _bases(rows: list[int]) -> list[int]:
+    """[0, r0, r0 + r1, ...]."""
+    bases = [0]
+    for count in rows:
+        bases.append(bases[-1] + count)
+    return bases
 
 
 def _hits(place_NK: torch.Tensor, size: int) -> torch.Tensor:
@@ -159,24 +213,12 @@ def _hits(place_NK: torch.Tensor, size: int) -> torch.Tensor:
     return hits[:, :size]
 
 
-def _counts_at_bounds(
-    counted_NQ: torch.Tensor, own_TD: torch.Tensor, bounds_WC: list[list[int]], most: int, rank: int
-) -> tuple[list[list[list[int]]], list[list[int]]]:
-    """Prefix sums at chunk bounds, relative to each source's first token; one read-back for all of them."""
-    world, columns = len(bounds_WC), counted_NQ.shape[1]
-    total = torch.zeros(counted_NQ.shape[0] + 1, columns, dtype=torch.int64, device=counted_NQ.device)
-    torch.cumsum(counted_NQ, 0, out=total[1:])
-    out = torch.zeros(own_TD.shape[0] + 1, own_TD.shape[1], dtype=torch.int64, device=own_TD.device)
-    torch.cumsum(own_TD, 0, out=out[1:])
-    at = torch.tensor(bounds_WC, device=counted_NQ.device)
-    starts = torch.arange(world, device=at.device)[:, None] * most
-    picked = total[(at + starts).view(-1)].view(world, -1, columns)
-    flat = torch.cat([(picked - picked[:, :1]).view(-1), out[at[rank]].view(-1)]).tolist()
-    points = at.shape[1]
-    cut = world * points * columns
-    rows = [flat[i : i + columns] for i in range(0, cut, columns)]
-    out_rows = [flat[i : i + own_TD.shape[1]] for i in range(cut, len(flat), own_TD.shape[1])]
-    return [rows[s * points : (s + 1) * points] for s in range(world)], out_rows
+def _prefix_at(flags_QM: torch.Tensor, bounds_QC: list[list[int]]) -> list[list[int]]:
+    """How many flags of row q are set before each of its bounds; one read-back to the host."""
+    total = torch.zeros(flags_QM.shape[0], flags_QM.shape[1] + 1, dtype=torch.int64, device=flags_QM.device)
+    torch.cumsum(flags_QM, 1, out=total[:, 1:])
+    counts: list[list[int]] = total.gather(1, torch.tensor(bounds_QC, device=total.device)).tolist()
+    return counts
 
 
 def _segments(bounds_WC: list[list[int]], most: int, chunks: int, device: torch.device) -> torch.Tensor:
@@ -198,7 +240,7 @@ def _chunked_bags(mask_BL: torch.Tensor, bag_bounds_C: list[int], cum_CL: list[l
     for c in range(len(cum_CL) - 1):
         start = sum(cum_CL[c])
         base_CL.append([start + sum(cum_CL[c + 1][:p]) - sum(cum_CL[c][:p]) - cum_CL[c][p] for p in range(size)])
-    lengths = torch.tensor([b - a for a, b in zip(bag_bounds_C, bag_bounds_C[1:], strict=False)], device=mask_BL.device)
+    lengths = torch.tensor([b - a for a, b in pairwise(bag_bounds_C)], device=mask_BL.device)
     base_BL = torch.tensor(base_CL, device=mask_BL.device).repeat_interleave(lengths, 0)
     position = base_BL + torch.cumsum(mask_BL, 0) - 1
     return Bags(position[mask_BL], offsets_from_counts(mask_BL.sum(1)))

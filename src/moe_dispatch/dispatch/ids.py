@@ -1,7 +1,8 @@
-"""Sharing the routing: one small message a rank, from which every rank derives all counts (no count exchange, no second round).
+"""Sharing the routing: one small message a rank, from which every rank derives all counts (no count exchange, no second
+round).
 
-Ids travel in one byte where they fit. A header carries the token count, or says that the sender's ids are invalid, so that
-every rank refuses together.
+Ids travel in one byte where they fit. A header carries the token count, or says that the sender's ids are invalid, so
+that every rank refuses together.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def share_expert_ids(
         device: where the result lives.
 
     Returns:
-        (ids_WMK, tokens_W): int16 (int32 above 32,767 experts) of shape [W, max_tokens, K] with -1 where there is no pair,
-        and each rank's token count.
+        (ids_WMK, tokens_W): int16 (int32 above 32,767 experts) of shape [W, max_tokens, K] with -1 where there is no
+        pair, and each rank's token count.
 
     Raises:
         UsageError: some rank passed an id outside the range; raised on every rank.

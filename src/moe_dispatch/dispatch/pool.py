@@ -1,8 +1,8 @@
 """Reused host buffers: a fresh 64 MB tensor costs the CPU more in page faults than the copy that fills it.
 
-A lease is an ordinary tensor. Its memory returns to the pool when the last tensor that views it is gone, autograd's saved
-ones included, so a buffer that a backward pass still needs is never handed out twice. CUDA tensors come from PyTorch's own
-caching allocator, which already does this.
+A lease is an ordinary tensor. Its memory returns to the pool when the last tensor that views it is gone, autograd's
+saved ones included, so a buffer that a backward pass still needs is never handed out twice. CUDA tensors come from
+PyTorch's own caching allocator, which already does this.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _GRAIN_BYTES = 1 << 16
 class BufferPool:
     """Hands out uninitialised tensors of one device and takes their memory back when they die.
 
-    Free memory is bounded by the largest amount ever leased at one time: what exceeds it goes back to the system, oldest
-    buffer first.
+    Free memory is bounded by the largest amount ever leased at one time: what exceeds it goes back to the system,
+    oldest buffer first.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,9 +1,10 @@
 """The oracle: the same exchange computed on one process, and the checks that a dispatcher must pass before it is timed.
 
-Every rank generates every rank's data from the seed, so the oracle itself sends nothing but the outcome. Dispatch must be
-bitwise right. Combine and gradients must be bitwise right on data whose every partial sum is exact in the dtype, and within
-`(roundings * u + K * 2^-24) * sum |terms|` on random data, u the dtype's unit roundoff: each declared rounding costs at most
-u of a partial sum no larger than sum |terms|, and float32 accumulation of K terms at most K * 2^-24 of it.
+Every rank generates every rank's data from the seed, so the oracle itself sends nothing but the outcome. Dispatch must
+be bitwise right. Combine and gradients must be bitwise right on data whose every partial sum is exact in the dtype, and
+within `(roundings * u + K * 2^-24) * sum |terms|` on random data, u the dtype's unit roundoff: each declared rounding
+costs at most u of a partial sum no larger than sum |terms|, and float32 accumulation of K terms at most K * 2^-24 of
+it.
 """
 
 from __future__ import annotations
@@ -142,7 +143,10 @@ def _run_case(dispatcher: Dispatcher, case: Case, seed: int) -> dict[str, _Outco
     ids = case.ids_by_rank[dispatcher.rank]
     pairs = received_pairs(case.ids_by_rank, dispatcher.num_experts, dispatcher.rank)
     inputs = [_token_rows(dispatcher, s, i.shape[0], seed) for s, i in enumerate(case.ids_by_rank)]
-    weights = [torch.rand(i.shape, generator=torch.Generator().manual_seed(seed + 7 * s)) for s, i in enumerate(case.ids_by_rank)]
+    weights = [
+        torch.rand(i.shape, generator=torch.Generator().manual_seed(seed + 7 * s))
+        for s, i in enumerate(case.ids_by_rank)
+    ]
     x = inputs[dispatcher.rank].to(dispatcher.device)
     if case.strided_input:
         x = torch.stack([x, x], 2)[:, :, 0]
@@ -171,7 +175,9 @@ def _token_rows(dispatcher: Dispatcher, source: int, tokens: int, seed: int) -> 
     generator = torch.Generator().manual_seed(seed + 1000 + source)
     rows = torch.randint(-4, 5, (tokens, dispatcher.hidden), generator=generator)
     token = torch.arange(tokens)
-    digits = torch.stack([torch.full_like(token, source % 256), token % 256, token // 256, token * 0 + source // 256], 1)
+    digits = torch.stack(
+        [torch.full_like(token, source % 256), token % 256, token // 256, token * 0 + source // 256], 1
+    )
     columns = min(_ID_COLUMNS, dispatcher.hidden)
     rows[:, :columns] = digits[:, :columns]
     return rows.to(dispatcher.dtype)
@@ -185,9 +191,13 @@ def _match_rows(
     counts = torch.bincount(pairs.expert_R, minlength=sent.tokens_per_expert_e.numel())
     identity = torch.arange(pairs.expert_R.numel())
     if not torch.equal(sent.tokens_per_expert_e.cpu(), counts):
-        return identity, _Outcome(False, f"tokens per expert {sent.tokens_per_expert_e.tolist()}, expected {counts.tolist()}")
+        return identity, _Outcome(
+            False, f"tokens per expert {sent.tokens_per_expert_e.tolist()}, expected {counts.tolist()}"
+        )
     if rows.shape[0] != counts.sum() or probs.shape[0] != rows.shape[0]:
-        return identity, _Outcome(False, f"{rows.shape[0]} rows and {probs.shape[0]} probs, expected {int(counts.sum())}")
+        return identity, _Outcome(
+            False, f"{rows.shape[0]} rows and {probs.shape[0]} probs, expected {int(counts.sum())}"
+        )
     if not rows.shape[0]:
         return identity, _Outcome(True)
     expected = torch.stack([inputs[s][t] for s, t in zip(pairs.source_R, pairs.token_R, strict=True)])
@@ -291,6 +301,6 @@ def _check_random(dispatcher: Dispatcher, case: Case, sent: Dispatched, here: Re
     at = int(error.argmax())
     worst, allowed = float(error.view(-1)[at]), float(bound.view(-1)[at])
     passed = bool((error <= bound).all()) and bool(torch.isfinite(out).all())
-    return _Outcome(passed, "" if passed else f"largest error {worst:.3g} against a bound of {allowed:.3g}", worst, allowed)
-
-
+    return _Outcome(
+        passed, "" if passed else f"largest error {worst:.3g} against a bound of {allowed:.3g}", worst, allowed
+    )

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+_BLOCK_BYTES = 1 << 20
+
 
 def gather_rows(source_NH: torch.Tensor, index_M: torch.Tensor, out_MH: torch.Tensor) -> torch.Tensor:
     """out[m] = source[index[m]], bitwise; returns `out_MH`."""
@@ -17,21 +19,38 @@ def gather_rows(source_NH: torch.Tensor, index_M: torch.Tensor, out_MH: torch.Te
     return out_MH
 
 
-def sum_rows(source_NH: torch.Tensor, index_M: torch.Tensor, offsets_B1: torch.Tensor) -> torch.Tensor:
-    """out[b] = sum of source[index[m]] for m in [offsets[b], offsets[b + 1]), in that order, float32 inside.
+def sum_rows(
+    source_NH: torch.Tensor, index_M: torch.Tensor, offsets_B1: torch.Tensor, out_BH: torch.Tensor
+) -> torch.Tensor:
+    """out[b] = sum of source[index[m]] for m in [offsets[b], offsets[b + 1]), in that order, float32 inside, rounded
+    once.
 
     Args:
-        source_NH: payload rows.
-        index_M: int64 or int32 row numbers.
-        offsets_B1: B + 1 ascending positions in `index_M`, same integer type; an empty bag gives a row of zeros.
+        source_NH: contiguous payload rows.
+        index_M: int64 row numbers; entries before offsets[0] and from offsets[B] on are not used.
+        offsets_B1: B + 1 ascending int64 positions in `index_M`; an empty bag gives a row of zeros.
+        out_BH: where the sums go, same dtype.
 
     Returns:
-        out_BH in the payload dtype, rounded once.
+        `out_BH`.
+
+    On the CPU the work is cut into blocks that stay in the cache: `embedding_bag` allocates its result, and the page
+    faults of one large fresh result cost more than the copy of small warm ones.
     """
-    bags = offsets_B1.numel() - 1
-    if bags == 0 or index_M.numel() == 0:
-        return source_NH.new_zeros((max(bags, 0), source_NH.shape[1]))
-    return F.embedding_bag(index_M, source_NH, offsets_B1, mode="sum", include_last_offset=True)
+    bags = out_BH.shape[0]
+    if bags == 0:
+        return out_BH
+    row_bytes = max(1, out_BH.shape[1] * out_BH.element_size())
+    step = max(1, _BLOCK_BYTES // row_bytes) if out_BH.device.type == "cpu" else bags
+    cuts = [*range(0, bags, step), bags]
+    terms = offsets_B1[torch.tensor(cuts, device=offsets_B1.device)].tolist()
+    for b0, b1, i0, i1 in zip(cuts, cuts[1:], terms, terms[1:], strict=False):
+        if i0 == i1:
+            out_BH[b0:b1].zero_()
+            continue
+        offsets = offsets_B1[b0 : b1 + 1] - i0
+        out_BH[b0:b1] = F.embedding_bag(index_M[i0:i1], source_NH, offsets, mode="sum", include_last_offset=True)
+    return out_BH
 
 
 def offsets_from_counts(counts_B: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Point-to-point rounds between the ranks of one group, the way each back end of torch.distributed likes them.
 
-gloo: every receive is posted before any send and each message completes by itself. Sends first can leave one direction of
-a pair's socket idle for a quarter of a second (measured, docs/two_nodes.md). NCCL: one group call a round, so that sends and
-receives of a round progress together. Tensors on a device that gloo cannot send travel through host memory.
+gloo: every receive is posted before any send and each message completes by itself. Sends first can leave one direction
+of a pair's socket idle for a quarter of a second (measured, docs/two_nodes.md). NCCL: one group call a round, so that
+sends and receives of a round progress together. Tensors on a device that gloo cannot send travel through host memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Arrival:
 
 @dataclass
 class Wire:
-    """All messages of one exchange (one dispatch or one combine) over `group`; creating it counts as one collective call.
+    """All messages of one exchange (one dispatch or one combine) over `group`; creating it counts as one collective
+    call.
 
     Raises from `wait`: RuntimeError of the back end when a peer died or the group's time-out passed.
     """
@@ -81,7 +82,9 @@ class Wire:
         self._sends.append((work, tensor))
 
     def exchange(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Arrival]:
-        """Post a whole round: all receives, then all sends; one group call under NCCL. Empty tensors must not be passed."""
+        """Post a whole round: all receives, then all sends; one group call under NCCL. Empty tensors must not be
+        passed.
+        """
         if not self.grouped:
             arrivals = [self.receive(message) for message in receives]
             for message in sends:
