@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import re
 import signal
@@ -14,9 +15,12 @@ from pathlib import Path
 from moe_dispatch.bench.classify import Cause, RankExit
 from moe_dispatch.bench.progress import Position, read_errors, read_positions
 
-ERROR_GRACE_S = 10.0
+ERROR_GRACE_S = 5.0
 _CHECK_EVERY_S = 0.25
 _DUMP_WAIT_S = 1.0
+_INNERMOST = 4
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
+_WAIT = re.compile(r"\b(?:wait|barrier|synchronize)\w*\(")
 
 
 class Observer:
@@ -76,10 +80,15 @@ def dump_stacks(folder: Path, positions: Sequence[Position], log: Path) -> list[
 
 
 def _waits_for_others(stack: str) -> bool:
-    """Whether the innermost frames of the main thread (dumped last by faulthandler) wait inside torch.distributed."""
+    """Whether the main thread (dumped last by faulthandler) waits for a collective or a message.
+
+    The wait itself is native code, so the innermost Python frame is the line that calls it.
+    """
     threads = re.split(r"^(?:Current thread|Thread) ", stack, flags=re.MULTILINE)
-    frames = [line for line in threads[-1].splitlines() if line.lstrip().startswith("File ")]
-    return any("torch/distributed" in frame for frame in frames[:4])
+    frames = _FRAME.findall(threads[-1])
+    if any("/torch/distributed/" in file for file, _ in frames[:_INNERMOST]):
+        return True
+    return bool(frames) and _WAIT.search(linecache.getline(frames[0][0], int(frames[0][1]))) is not None
 
 
 def read_exits(path: Path) -> list[RankExit]:
