@@ -1,20 +1,22 @@
 """RunRecord: one attempt of one dispatcher under one contract.
 
-Only a record with status `ok` may carry performance; the validator refuses anything else, so "not installed" can never be
-read as "slow". One attempt is one launch (one set of processes), which is what the bootstrap resamples first.
+Only a record with status `ok` may carry performance; the validator refuses anything else, so "not installed" can never
+be read as "slow". One attempt is one launch (one set of processes), which is what the bootstrap resamples first.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from moe_dispatch.core.choice import Choice
 
 SCHEMA_VERSION = 1
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|(^|_)(API_?|ACCESS_?|PRIVATE_?)?KEY($|_)", re.IGNORECASE)
 
 
 class RunStatus(str, Enum):
@@ -45,8 +47,8 @@ class Iteration(Model):
     Fields:
         pass_index: which visit of the arm in the interleaved order (0, 1, 2, ...); the A B B A order makes even and odd
             visits of the baseline its own A-against-A repeats.
-        latency_us: {phase: microseconds}, each the maximum over ranks. Phase `total` is always there; exchange level adds
-            `forward` and `backward`.
+        latency_us: {phase: microseconds}, each the maximum over ranks. Phase `total` is always there; exchange level
+            adds `forward` and `backward`.
         slowest_rank: rank that set `total`.
     """
 
@@ -66,7 +68,10 @@ class Correctness(Model):
 
 
 class Memory(Model):
-    """Bytes, maximum over ranks. `device_used_delta` sees buffers outside the allocator (on CPU: resident set growth)."""
+    """Bytes, maximum over ranks. `device_used_delta` sees buffers outside the allocator.
+
+    On a CPU only the delta exists: growth of the resident set.
+    """
 
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
@@ -109,7 +114,7 @@ class Contract(Model):
 
 
 class Provenance(Model):
-    """Where the record comes from. `environment` holds an allow-list of variables, secrets never."""
+    """Where the record comes from. `environment` holds an allow-list of variables; secrets are dropped here too."""
 
     created: datetime
     tool_version: str
@@ -119,6 +124,11 @@ class Provenance(Model):
     provider: str = ""
     provider_version: str = ""
     proof: str = ""
+
+    @field_validator("environment")
+    @classmethod
+    def _no_secrets(cls, environment: dict[str, str]) -> dict[str, str]:
+        return {name: value for name, value in environment.items() if not _SECRET_NAME.search(name)}
 
 
 class RunRecord(Model):
@@ -162,7 +172,9 @@ class RunRecord(Model):
                 raise ValueError("status ok needs a passed correctness check")
         else:
             if self.performance is not None:
-                raise ValueError(f"status {self.status.value} must not carry performance (use partial for raw iterations)")
+                raise ValueError(
+                    f"status {self.status.value} must not carry performance (use partial for raw iterations)"
+                )
             if not self.reason:
                 raise ValueError(f"status {self.status.value} needs a reason")
         return self

@@ -1,0 +1,65 @@
+"""A RunRecord cannot say what did not happen, and its exported schema is current."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from evidence_records import record
+from pydantic import ValidationError
+
+from moe_dispatch.evidence.record import Correctness, Provenance, RunRecord, RunStatus
+from moe_dispatch.evidence.schema import run_record_schema, schema_text
+
+EXPORTED = Path(__file__).parents[2] / "docs" / "schema" / "run-record.schema.json"
+
+
+@pytest.mark.parametrize("status", [status for status in RunStatus if status is not RunStatus.OK])
+def test_only_ok_carries_performance(status: RunStatus) -> None:
+    with pytest.raises(ValidationError, match="must not carry performance"):
+        record(status=status, reason="because")
+    kept = record(status=status, reason="because", performance=None, partial=record().performance)
+    assert kept.partial is not None
+    with pytest.raises(ValidationError, match="needs a reason"):
+        record(status=status, performance=None)
+
+
+def test_ok_needs_samples_and_a_passed_oracle() -> None:
+    with pytest.raises(ValidationError, match="needs performance"):
+        record(performance=None)
+    with pytest.raises(ValidationError, match="correctness"):
+        record(correctness=Correctness(passed=False))
+
+
+def test_secrets_are_dropped_by_name() -> None:
+    given = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "API_KEY": "x", "NCCL_IB_PKEY": "1"}
+    made = Provenance(created=datetime.now(timezone.utc), tool_version="0", host="a", environment=given)
+    assert set(made.environment) == {"NCCL_DEBUG", "NCCL_IB_PKEY"}
+
+
+def test_unknown_fields_are_refused() -> None:
+    with pytest.raises(ValidationError, match="extra"):
+        RunRecord.model_validate(record().model_dump() | {"surprise": 1})
+
+
+def test_exported_schema_is_current() -> None:
+    assert EXPORTED.read_text(encoding="utf-8") == schema_text(), (
+        "run: python -m moe_dispatch.evidence.schema docs/schema/run-record.schema.json"
+    )
+
+
+def test_schema_names_every_field_and_status() -> None:
+    schema = run_record_schema()
+    assert set(schema["properties"]) == set(RunRecord.model_fields)
+    assert set(schema["$defs"]["RunStatus"]["enum"]) == {status.value for status in RunStatus}
+    assert {"run_id", "choice", "status", "contract", "provenance"} <= set(schema["required"])
+
+
+def test_schema_command_writes_a_file(tmp_path: Path) -> None:
+    target = tmp_path / "schema.json"
+    subprocess.run([sys.executable, "-m", "moe_dispatch.evidence.schema", str(target)], check=True)
+    assert json.loads(target.read_text()) == run_record_schema()
