@@ -1,0 +1,49 @@
+"""What sub-commands share: the --json option, JSON on stdout, and plain tables for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout; pydantic models and tuples inside are written as objects and lists."""
+    json.dump(document, sys.stdout, indent=2, default=_plain)
+    sys.stdout.write("\n")
+
+
+def say(text: str) -> None:
+    """A line for a person on stderr, so that stdout stays the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on stdout; columns of numbers are aligned to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    kept = [list(row) for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, heading in enumerate(headings):
+        numbers = all(isinstance(row[index], int | float) or row[index] in ("?", "") for row in kept)
+        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+    for row in kept:
+        table.add_row(*(Text(str(value)) for value in row))
+    Console(soft_wrap=False).print(table)
+
+
+def _plain(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump(mode="json")
+    if isinstance(value, tuple | set | frozenset):
+        return list(value)
+    return str(value)
