@@ -49,14 +49,14 @@ def share_expert_ids(
     body[: ids.shape[0]] = ids.to(wide)  # -1 becomes 255 in one byte
     body[ids.shape[0] :] = 255 if wide is torch.uint8 else -1
     everyone = _all_gather_bytes(group, mine, world, rank)
-    tokens = everyone[:, :_HEADER_BYTES].contiguous().view(torch.int64).view(-1).tolist()
+    tokens = everyone[:, :_HEADER_BYTES].reshape(-1).view(torch.int64).tolist()
     bad = [source for source in range(world) if tokens[source] < 0]
     if bad:
         raise UsageError(
             f"rank {bad[0]} of the group passed expert ids outside [-1, {num_experts - 1}]",
             "check the router: ids count experts of the whole group, and -1 drops a slot",
         )
-    raw = everyone[:, _HEADER_BYTES:].contiguous().view(wide).view(world, max_tokens, topk)
+    raw = everyone[:, _HEADER_BYTES:].reshape(-1).view(wide).view(world, max_tokens, topk)
     if wide is not torch.uint8:
         return raw, tokens
     narrow = raw.to(torch.int16)
