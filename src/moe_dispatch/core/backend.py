@@ -20,6 +20,7 @@ class Knob(BaseModel):
     Fields:
         default: value used when the knob is not set; None means the library chooses.
         allowed: closed list of values, or None when any value of the type is legal.
+        minimum, maximum: bounds of a number, included; multiple: an integer must be divisible by it.
         sweep: values that `tune` and `select` try when the knob is left open (empty: not swept).
         sm: whether the knob is a streaming-multiprocessor count (an unswept one labels the arm `untuned`).
     """
@@ -30,6 +31,8 @@ class Knob(BaseModel):
     default: KnobValue = None
     allowed: tuple[KnobValue, ...] | None = None
     minimum: float | None = None
+    maximum: float | None = None
+    multiple: int | None = None
     sweep: tuple[KnobValue, ...] = ()
     sm: bool = False
     help: str = ""
@@ -87,7 +90,8 @@ class MegatronMapping(BaseModel):
         min_core_version: first Megatron-Core release that accepts it.
         sm_knob: our knob's name that maps to `moe_flex_dispatcher_num_sms`, or None.
         legacy_sm_field: the per-backend field of older releases, used below 0.19.
-        bridge_flag: value for `--moe_flex_dispatcher_backend` of Bridge's performance harness; None when it is refused there.
+        bridge_flag: value for `--moe_flex_dispatcher_backend` of Bridge's performance harness; None when it is refused
+            there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -105,8 +109,8 @@ class BackendSpec(BaseModel):
     """One dispatcher backend.
 
     Fields:
-        target: `module:Class` of the `moe_dispatch.dispatch.base.Dispatcher` subclass, imported only when used; None when
-            this release holds no adapter (the backend can then be gated and emitted, never measured).
+        target: `module:Class` of the `moe_dispatch.dispatch.base.Dispatcher` subclass, imported only when used; None
+            when this release holds no adapter (the backend can then be gated and emitted, never measured).
         kind: `builtin` needs torch only; `package` needs the modules named by its consumers.
         consumers: who imports what; the first is our adapter.
         simplicity: 0 is simplest; a tie recommends the smallest.
