@@ -153,8 +153,8 @@ def _load(entry: metadata.EntryPoint, findings: list[Finding]) -> BackendSpec | 
         findings.append(_finding("broken-backend-entry-point", entry, f"{type(error).__name__}: {error}"))
         return None
     if not isinstance(spec, BackendSpec):
-        findings.append(_finding("broken-backend-entry-point", entry, f"it gives {type(spec).__name__}, no
-        BackendSpec")) return None
+        what = f"it gives {type(spec).__name__}, no BackendSpec"
+        findings.append(_finding("broken-backend-entry-point", entry, what))
     return spec
 
 
