@@ -131,7 +131,7 @@ def _convert(knob: Knob, value: KnobValue) -> KnobValue:
 def _allowed_text(knob: Knob) -> str:
     if knob.allowed is not None:
         return "allowed: " + ", ".join(str(value) for value in knob.allowed)
-    parts = [knob.type]
+    parts: list[str] = [knob.type]
     if knob.minimum is not None:
         parts.append(f"at least {knob.minimum:g}")
     if knob.maximum is not None:
@@ -155,6 +155,7 @@ def _load(entry: metadata.EntryPoint, findings: list[Finding]) -> BackendSpec | 
     if not isinstance(spec, BackendSpec):
         what = f"it gives {type(spec).__name__}, no BackendSpec"
         findings.append(_finding("broken-backend-entry-point", entry, what))
+        return None
     return spec
 
 
