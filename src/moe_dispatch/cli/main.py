@@ -35,7 +35,7 @@ COMMANDS = {
 
 EXIT_INTERRUPTED = 130
 
-_UsageProblem = typer.BadParameter.__base__ or Exception
+_UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's own usage error; typer exports only this subclass of it, and different releases keep it elsewhere."""
 
 

@@ -24,7 +24,7 @@ def say(text: str) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on stdout; columns of numbers are aligned to the right."""
+    """A table on stdout; columns of numbers are aligned to the right, names in the first one stay whole."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -34,7 +34,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, heading in enumerate(headings):
         numbers = all(isinstance(row[index], int | float) or row[index] in ("?", "") for row in kept)
-        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+        table.add_column(heading, justify="right" if numbers else "left", overflow="fold", no_wrap=index == 0)
     for row in kept:
         table.add_row(*(Text(str(value)) for value in row))
     Console(soft_wrap=False).print(table)
