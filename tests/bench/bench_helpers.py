@@ -24,6 +24,9 @@ class MemoryStore:
         self.records: list[RunRecord] = []
         self.files: dict[str, dict[str, bytes]] = {}
 
+    def check_writable(self) -> None:
+        pass
+
     def write(self, record: RunRecord, files: Mapping[str, bytes | Path] | None = None) -> None:
         self.records.append(record)
         self.files[record.run_id] = {

@@ -129,6 +129,10 @@ def classify(
     killed = [entry for entry in exits if entry.exitcode < 0 and entry.exitcode != -signal.SIGTERM]
     if killed:
         return _from_signal(killed[0], positions, oom_kills)
+    explained = {error.rank for error in errors}
+    left = [entry for entry in exits if entry.exitcode > 0 and entry.rank not in explained]
+    if left:
+        return _from_exit(left[0], positions)
     if cause is Cause.HANG:
         return _from_hang(positions, suspects, limit_s)
     if cause is Cause.NEVER_STARTED:
@@ -140,10 +144,9 @@ def classify(
     arm = _common_arm(positions)
     if cause is Cause.STOPPED:
         return Failure(status=RunStatus.CRASHED, reason=note or "stopped by another node", arm=arm, consequence=True)
-    if errors or exits:
-        first = errors[0] if errors else exits[0]
-        detail = errors[0].message if errors else f"it exited with code {exits[0].exitcode}"
-        reason = f"rank {first.rank} on {first.host} lost its peers: {detail}"
+    if errors:
+        first = errors[0]
+        reason = f"rank {first.rank} on {first.host} lost its peers: {first.message}"
         return Failure(
             status=RunStatus.CRASHED, reason=reason, fix=_CRASH_FIX, arm=arm, rank=first.rank, consequence=True
         )
@@ -173,6 +176,15 @@ def _from_signal(entry: RankExit, positions: Sequence[Position], oom_kills: int)
         return Failure(status=RunStatus.OOM, reason=reason, fix=_OOM_FIX, arm=arm, rank=entry.rank)
     reason = f"rank {entry.rank} on {entry.host} was killed by {name} in {where}"
     return Failure(status=RunStatus.CRASHED, reason=reason, fix=_CRASH_FIX, arm=arm, rank=entry.rank)
+
+
+def _from_exit(entry: RankExit, positions: Sequence[Position]) -> Failure:
+    here = next((position for position in positions if position.rank == entry.rank), None)
+    where = here.describe() if here else "its start"
+    reason = f"rank {entry.rank} on {entry.host} exited with code {entry.exitcode} in {where} without saying why"
+    return Failure(
+        status=RunStatus.CRASHED, reason=reason, fix=_CRASH_FIX, arm=here.arm if here else None, rank=entry.rank
+    )
 
 
 def _from_hang(positions: Sequence[Position], suspects: Sequence[int], limit_s: float) -> Failure:

@@ -165,7 +165,8 @@ class _Launch:
             "--nnodes", str(self.nnodes), "--node-rank", str(self.node_rank), "--nproc-per-node", str(nproc),
             "--master-addr", master.address, "--master-port", str(master.port),
             "--rdzv-conf", f"timeout={int(plan.start_timeout_s)}",
-            "--log-dir", str(folder / "torchrun"), "--max-restarts", "0", "--module", "moe_dispatch.bench.worker", str(plan_file), str(folder),
+            "--log-dir", str(folder / "torchrun"), "--max-restarts", "0",
+            "--module", "moe_dispatch.bench.worker", str(plan_file), str(folder),
         ]  # fmt: skip
 
     def run(self, on_event: OnEvent | None, should_stop: ShouldStop | None) -> LaunchOutcome:

@@ -81,7 +81,7 @@ class Rank:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             dist.barrier(group=self._control)
-            torch.cuda._sleep(_SKEW_CYCLES)  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(_SKEW_CYCLES)
             dist.all_reduce(self._flag, group=self.group)
         else:
             dist.barrier(group=self._control)
@@ -111,7 +111,7 @@ class Rank:
         on_gpu = self.device.type == "cuda"
         nccl = "none"
         if on_gpu:
-            nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+            nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
         return {
             "python": platform.python_version(),
             "torch": torch.__version__,

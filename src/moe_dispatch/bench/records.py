@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import uuid
 from collections import defaultdict
 from datetime import datetime, timezone
 from typing import Any
@@ -19,6 +18,7 @@ from moe_dispatch.bench.classify import Failure
 from moe_dispatch.bench.events import ArmMemory, ArmReady, ArmRefused, Fitted, RoutingCounted, Started, Visit
 from moe_dispatch.bench.launch import LaunchOutcome
 from moe_dispatch.bench.plan import BenchPlan
+from moe_dispatch.evidence.ids import new_run_id
 from moe_dispatch.evidence.record import Iteration, Memory, Performance, Provenance, RunRecord, RunStatus, Traffic
 from moe_dispatch.workload.routing import RoutingSpec
 
@@ -76,7 +76,7 @@ def _record(plan: BenchPlan, outcome: LaunchOutcome, view: LaunchView, arm: int,
         labels.add("scaled_tokens")
     fields: dict[str, Any] = {"performance": samples} if status is RunStatus.OK else {"partial": samples}
     return RunRecord(
-        run_id=_run_id(),
+        run_id=new_run_id(),
         session=plan.session,
         stage=plan.stage,
         launch=plan.launch,
@@ -114,11 +114,6 @@ def _status(
         reason = failure.reason if count else f"{failure.reason} (no iteration under this routing was finished)"
         return failure.status, reason, failure.fix
     return None
-
-
-def _run_id() -> str:
-    """Unique, and sorted by time."""
-    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}"
 
 
 def _provenance(outcome: LaunchOutcome, ready: ArmReady | None) -> Provenance:

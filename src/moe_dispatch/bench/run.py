@@ -69,7 +69,10 @@ class BenchEvent(Model):
 class RecordStore(Protocol):
     """What is needed of `evidence.store.Store`."""
 
-    def write(self, record: RunRecord, files: Mapping[str, bytes | Path] = ...) -> object:
+    def check_writable(self) -> None:
+        """Refuse a store that cannot take records."""
+
+    def write(self, record: RunRecord, files: Mapping[str, bytes | Path] | None = None) -> object:
         """Store one record and its files."""
 
     def read_all(self) -> Iterable[RunRecord]:
@@ -100,9 +103,10 @@ def run_bench(
 
     Raises:
         LaunchError: the ranks did not start or failed outside every arm.
-        StoreError: a record could not be written.
+        StoreError: the store cannot be written; said before anything runs, or when it fills up.
         KeyboardInterrupt: the user interrupted; what was finished is in the store, the rest is recorded `interrupted`.
     """
+    store.check_writable()
     if request.work_dir is None:
         with tempfile.TemporaryDirectory(prefix="moe-dispatch-") as folder:
             return _Stage(request, store, on_event, runner, Path(folder)).run()

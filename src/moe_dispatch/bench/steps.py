@@ -112,7 +112,7 @@ class LayerStep(Step):
     def backward(self) -> None:
         """See `Step.backward`; gradients are added to in place."""
         assert self._out_TH is not None
-        self._out_TH.backward(self._grad_TH)  # type: ignore[no-untyped-call]
+        self._out_TH.backward(self._grad_TH)
         self._out_TH = None
 
 
@@ -134,7 +134,7 @@ class Clock:
         return (middle - start) * 1e6, (end - middle) * 1e6, (end - start) * 1e6
 
     def _run_cuda(self, step: Step, dispatcher: Dispatcher) -> tuple[float, float, float]:
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
         marks[0].record()
         step.forward(dispatcher)
         marks[1].record()
