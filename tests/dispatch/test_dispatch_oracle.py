@@ -13,6 +13,7 @@ from moe_dispatch.dispatch.allgather import AllGatherDispatcher
 from moe_dispatch.dispatch.alltoall import AllToAllDispatcher
 from moe_dispatch.dispatch.base import Dispatcher
 from moe_dispatch.dispatch.hierarchical import HierarchicalDispatcher
+from moe_dispatch.dispatch.hierarchical_grouped import GroupedExchange
 from moe_dispatch.dispatch.reference import check_dispatcher
 
 pytestmark = pytest.mark.gloo
@@ -76,3 +77,17 @@ def _subgroups(rank: int, world: int, strided: bool) -> list[bool]:
 @pytest.mark.parametrize("strided", [False, True])
 def test_two_expert_parallel_groups_at_once(strided: bool) -> None:
     assert run_ranks(_subgroups, 4, strided) == [[True] * 3] * 4
+
+
+def _grouped(rank: int, world: int, domain_size: int) -> tuple[bool, str]:
+    """The executor that NCCL gets, driven over gloo."""
+    knobs: dict[str, Any] = {"domain_size": domain_size, "chunks": 1}
+    dispatcher = HierarchicalDispatcher(dist.group.WORLD, 4 * world, 64, 4, 40, torch.bfloat16, "cpu", knobs)
+    dispatcher._exchange = GroupedExchange(dist.group.WORLD, dispatcher.domains, dispatcher.pool, 64, torch.bfloat16)
+    report = check_dispatcher(dispatcher, 3)
+    return report.passed, report.detail
+
+
+@pytest.mark.parametrize(("world", "domain_size"), [(1, 1), (4, 4), (4, 2), (4, 1), (6, 2)])
+def test_grouped_executor_passes_the_oracle(world: int, domain_size: int) -> None:
+    assert run_ranks(_grouped, world, domain_size) == [(True, "")] * world

@@ -10,7 +10,7 @@ fast ones); `domain_size` overrides the ranks per host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,13 +19,25 @@ from moe_dispatch.core.choice import KnobValue
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.dispatch.domains import detect_domains
 from moe_dispatch.dispatch.exchange import ExchangeDispatcher
+from moe_dispatch.dispatch.hierarchical_grouped import GroupedExchange
 from moe_dispatch.dispatch.hierarchical_plan import HierarchicalPlan
 from moe_dispatch.dispatch.hierarchical_stream import StreamExchange
 from moe_dispatch.dispatch.ids import share_expert_ids
 from moe_dispatch.dispatch.pool import BufferPool
 
 _DEFAULT_CHUNKS = 4
+_Result = tuple[torch.Tensor, torch.Tensor | None]
 _MOST_CHUNKS = 64
+
+
+class _Executor(Protocol):
+    def scatter_start(self, x_TH: torch.Tensor, probs_TK: torch.Tensor | None, plan: HierarchicalPlan) -> Any: ...
+
+    def scatter_finish(self, moving: Any) -> _Result: ...
+
+    def gather_start(self, y_RH: torch.Tensor, probs_grad_R: torch.Tensor | None, plan: HierarchicalPlan) -> Any: ...
+
+    def gather_finish(self, moving: Any) -> _Result: ...
 
 
 class HierarchicalDispatcher(ExchangeDispatcher):
@@ -57,9 +69,11 @@ class HierarchicalDispatcher(ExchangeDispatcher):
                 f"allowed: chunks from 1 to {_MOST_CHUNKS}, domain_size a divisor of the group size"
             )
         self.domains = detect_domains(group, None if size is None else int(size))
-        self.chunks = int(chunks) if self.domains.count > 1 else 1
+        grouped = dist.get_backend(group) == "nccl"
+        self.chunks = int(chunks) if self.domains.count > 1 and not grouped else 1
         self.pool = BufferPool(self.device)
-        self._exchange = StreamExchange(group, self.domains, self.pool, hidden, dtype)
+        executor = GroupedExchange if grouped else StreamExchange
+        self._exchange: _Executor = executor(group, self.domains, self.pool, hidden, dtype)
 
     def close(self) -> None:
         """Give pooled memory back."""
@@ -74,7 +88,7 @@ class HierarchicalDispatcher(ExchangeDispatcher):
         """See `ExchangeDispatcher`."""
         return self._exchange.scatter_start(x_TH, probs_TK, plan)
 
-    def scatter_finish(self, handle: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def scatter_finish(self, handle: Any) -> _Result:
         """See `ExchangeDispatcher`."""
         return self._exchange.scatter_finish(handle)
 
@@ -82,6 +96,6 @@ class HierarchicalDispatcher(ExchangeDispatcher):
         """See `ExchangeDispatcher`."""
         return self._exchange.gather_start(y_RH, probs_grad_R, plan)
 
-    def gather_finish(self, handle: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def gather_finish(self, handle: Any) -> _Result:
         """See `ExchangeDispatcher`."""
         return self._exchange.gather_finish(handle)

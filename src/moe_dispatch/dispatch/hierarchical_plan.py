@@ -62,7 +62,8 @@ class LocalPlan:
         cum_rank[s][c][p]: tokens of source s, before chunk c, that need local rank p of my domain.
         direct_tokens[p]: my tokens for local rank p of my domain.
         forward_index[s][p]: for rail source s, rows of its wire list that local rank p needs.
-        landing_rows[s]: rows of source s that land here: its wire list on my rail, else what this rank needs of it.
+        landing_rows[s]: rows of source s that land here: its wire list on my rail, all tokens of my own, else what this
+            rank needs of it.
         expand_index_R: for each received row, its row among those of its source; for my own source, the token itself.
         source_R: source of each received row.
         segment_start[x][s * C + c]: first received row of local expert x, source s, chunk c.
@@ -163,6 +164,7 @@ class HierarchicalPlan:
         lands_WM[rank] = True
         landing_N = (torch.cumsum(lands_WM, 1) - 1).view(-1)
         landing_rows = [wire.into[s][-1] if s in wire.into else cum_rank[s][-1][domains.local] for s in range(world)]
+        landing_rows[rank] = self.num_tokens
 
         width = world * chunks
         segment_N = _segments(self.bounds_WC, most, chunks, self.ids_WMK.device)
