@@ -1,0 +1,57 @@
+"""Verdicts over stored records: reading stores and single records, picking the session, applying the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from moe_dispatch.core.errors import StoreError, UsageError
+from moe_dispatch.core.finding import Finding
+from moe_dispatch.core.registry import load_backends
+from moe_dispatch.evidence.record import RunRecord
+from moe_dispatch.evidence.store import RECORD_FILE, Store, load_record
+
+
+def read_records(paths: Sequence[str | Path]) -> tuple[list[RunRecord], list[Finding]]:
+    """Records of stores, run folders and record files, each once, sorted by run id; and what could not be read.
+
+    Raises:
+        StoreError: a path does not exist, or nothing readable was found.
+    """
+    records: dict[str, RunRecord] = {}
+    findings: list[Finding] = []
+    for path in map(Path, paths):
+        if path.is_file() or (path / RECORD_FILE).is_file():
+            loaded = load_record(path if path.is_file() else path / RECORD_FILE)
+            if isinstance(loaded, Finding):
+                findings.append(loaded)
+            else:
+                records[loaded.run_id] = loaded
+        elif path.is_dir():
+            contents = Store(path).scan()
+            records.update({record.run_id: record for record in contents.records})
+            findings += contents.findings
+        else:
+            raise StoreError(f"{path} does not exist", "give a store directory, a run folder or a record.json")
+    if not records:
+        detail = f": {findings[0].message}" if findings else ""
+        raise StoreError(f"no records in {', '.join(map(str, paths))}{detail}", "give the store of a finished run")
+    return [records[run_id] for run_id in sorted(records)], findings
+
+
+def of_session(records: Sequence[RunRecord], session: str | None) -> list[RunRecord]:
+    """Records of one session; of the newest when none is named.
+
+    Raises:
+        UsageError: no such session.
+    """
+    sessions = list(dict.fromkeys(record.session for record in records))
+    wanted = sessions[-1] if session is None else session
+    if wanted not in sessions:
+        raise UsageError(f"no session {wanted!r} among these records", f"there are: {', '.join(sessions)}")
+    return [record for record in records if record.session == wanted]
+
+
+def simplicity() -> Mapping[str, int]:
+    """Rank of every registered dispatcher, 0 is simplest."""
+    return {name: spec.simplicity for name, spec in load_backends().items()}
