@@ -68,12 +68,14 @@ def record(
     memory: int | None = 1000,
     **fields: Any,
 ) -> RunRecord:
-    """One record; keyword fields change the contract (`tp=4`, `level="exchange"`, `torch=None`)."""
+    """One record; keyword fields change the contract (`tp=4`, `torch=None` for unknown, `visits=...` for none)."""
     groups = {"workload": WORKLOAD, "measure": MEASURE, "site": SITE, "stack": STACK}
     contract = {name: dict(group) for name, group in groups.items()}
     for key, value in fields.items():
         home = next((name for name, group in groups.items() if key in group), "workload")
         contract[home][key] = value
+        if value is ...:
+            del contract[home][key]
     ok = status is RunStatus.OK
     per_visit = max(1, len(samples) // VISITS)
     iterations = tuple(

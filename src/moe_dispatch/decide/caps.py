@@ -17,6 +17,9 @@ UNSTABLE = frozenset(
 )
 """An arm that ended like this in some launches is not proven by the others."""
 
+UNFINISHED = frozenset({RunStatus.INTERRUPTED, RunStatus.TRUNCATED, RunStatus.UNPROVEN})
+"""Says nothing about whether the arm works here."""
+
 
 class Cap(Model):
     """One reason: identifier, sentence part, and what would change it."""

@@ -81,12 +81,10 @@ def _routing(record: RunRecord) -> object:
 
 
 def _deciding_stage(ok: Sequence[RunRecord]) -> str:
-    """The last stage with two arms; else the last with one."""
+    """The last stage that has a valid timing; one arm there is not made up for by two in an earlier one."""
     stages = {record.stage for record in ok} - set(_APART)
     free = sorted(stages - {*_STAGES, _LAST})
-    ordered = [stage for stage in (*_STAGES, *free, _LAST) if stage in stages]
-    arms = {stage: len({record.choice.label for record in ok if record.stage == stage}) for stage in ordered}
-    return next((stage for stage in ordered if arms[stage] > 1), next(iter(ordered), ""))
+    return next((stage for stage in (*_STAGES, *free, _LAST) if stage in stages), "")
 
 
 def _keep_axis(

@@ -240,17 +240,21 @@ class _Rules:
         return interval is not None and math.log(interval.high) < -math.log1p(self.margin)
 
     def _single(self, only: ArmSummary) -> _Outcome:
-        """One arm ended ok: the others failed, or were simply not repeated."""
+        """One arm ended ok: the others failed, or were simply not measured to the end."""
         statuses = self.comparison.not_ranked
-        failed = {one.choice.dispatcher for one in statuses}
-        elsewhere = {record.choice.dispatcher for record in self.question.others if record.status is RunStatus.OK}
+        failed = {one.choice.dispatcher for one in statuses if one.status not in caps.UNFINISHED}
+        elsewhere = {
+            record.choice.dispatcher
+            for record in self.question.others
+            if record.status is RunStatus.OK or record.status in caps.UNFINISHED
+        }
         open_arms = sorted(elsewhere - failed - {only.choice.dispatcher})
         if not open_arms:
             text = statement.only_statement(only.label, self.on, statuses)
             return _Outcome(VerdictKind.ONLY_AVAILABLE, None, only, text)
         cap = Cap(
             id="arms-not-repeated",
-            reason=f"{', '.join(open_arms)} worked in an earlier stage and was not measured in this one",
+            reason=f"not measured to the end in this stage: {', '.join(open_arms)}",
             remedy=f"launches of {only.label} and {', '.join(open_arms)} together",
         )
         text = statement.no_claim([cap.reason], statuses, self.on)
