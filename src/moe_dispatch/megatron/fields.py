@@ -1,0 +1,96 @@
+"""What Megatron knows about dispatchers in which release: `fields.yaml` as typed data."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moe_dispatch.core.errors import UsageError
+from moe_dispatch.megatron.version import has_reached
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ConfigField(_Data):
+    """One TransformerConfig field; `since` is the first release that has it."""
+
+    since: str
+
+
+class VersionedNote(_Data):
+    """Something to know about a backend in releases up to and including `until` (all when None)."""
+
+    text: str
+    source: str
+    until: str | None = None
+
+
+class FlexBackend(_Data):
+    """Demands of one value of `moe_flex_dispatcher_backend`.
+
+    Fields:
+        smallest_group: fewest ranks of the TP x EP group with which Megatron builds it.
+        group_sizes: group sizes for which the library holds a configuration; empty when any.
+        float32_probs: routing weights must be float32 (`moe_router_dtype=fp32`).
+        domain_variable: environment variable that gives the group's ranks in one NVLink domain.
+        knob_fields: knob of ours -> field of Megatron, besides the SM count.
+        not_on: catalogue keys of GPUs on which Bridge replaces or refuses it; `not_on_text` says how.
+    """
+
+    smallest_group: int = 1
+    group_sizes: tuple[int, ...] = ()
+    group_sizes_source: str = ""
+    float32_probs: bool = False
+    domain_variable: str | None = None
+    domain_source: str = ""
+    knob_fields: dict[str, str] = Field(default_factory=dict)
+    not_on: tuple[str, ...] = ()
+    not_on_text: str = ""
+    not_on_source: str = ""
+    notes: tuple[VersionedNote, ...] = ()
+
+
+class FieldTable(_Data):
+    """The whole file."""
+
+    fields: dict[str, ConfigField]
+    legacy_sm_fields: tuple[str, ...]
+    flex_backends: dict[str, FlexBackend]
+
+    def backend(self, name: str | None) -> FlexBackend:
+        """Demands of a flex backend; none for one that is not listed (a third party's)."""
+        return self.flex_backends.get(name or "", FlexBackend())
+
+    def has(self, field: str, version: str) -> bool:
+        """Whether release `version` has `field`; a field that is not listed is assumed to exist.
+
+        Raises:
+            UsageError: `version` is no release number.
+        """
+        known = self.fields.get(field)
+        return known is None or has_reached(version, known.since)
+
+    def require(self, field: str, version: str) -> None:
+        """Refuse a field that `version` does not have.
+
+        Raises:
+            UsageError: with the first release that has it.
+        """
+        if not self.has(field, version):
+            since = self.fields[field].since
+            raise UsageError(
+                f"Megatron-Core {version} has no field {field} (since {since})", f"use Megatron-Core {since} or newer"
+            )
+
+
+@cache
+def load_fields() -> FieldTable:
+    """Read `fields.yaml`."""
+    import yaml
+
+    text = resources.files("moe_dispatch.megatron").joinpath("fields.yaml").read_text(encoding="utf-8")
+    return FieldTable.model_validate(yaml.safe_load(text))
