@@ -127,7 +127,7 @@ class AllGatherDispatcher(ExchangeDispatcher):
     def gather_start(self, y_RH: torch.Tensor, probs_grad_R: torch.Tensor | None, plan: AllGatherPlan) -> _InFlight:
         """Sum my rows for every token of the group and send each source its part."""
         partial = self.pool.empty((sum(plan.tokens), self.hidden), self.dtype)
-        sum_rows(y_RH.contiguous(), plan.bag_index_R, plan.bag_offsets, partial)
+        sum_rows(y_RH.contiguous(), plan.bag_index_R, plan.bag_offsets, partial, whole=True)
         mine = plan.tokens[self.rank]
         sections = self.pool.empty((self.world * mine, self.hidden), self.dtype)
         parts = sections.split([mine] * self.world)

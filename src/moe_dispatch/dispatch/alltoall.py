@@ -166,7 +166,7 @@ class AllToAllDispatcher(ExchangeDispatcher):
         handle.finish()
         plan = handle.plan
         out = self.pool.empty((plan.num_tokens, self.hidden), self.dtype)
-        sum_rows(handle.rows, plan.bag_index_S, plan.bag_offsets, out)
+        sum_rows(handle.rows, plan.bag_index_S, plan.bag_offsets, out, whole=True)
         if handle.probs is None:
             return out, None
         grad = handle.probs.new_zeros(plan.num_tokens * self.topk)

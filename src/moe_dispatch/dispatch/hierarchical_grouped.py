@@ -92,7 +92,7 @@ class GroupedExchange:
         local, size, mine = plan.local, self.domains.size, self.domains.local
         counts = [cum[-1][mine] for cum in local.cum_rank]
         partial = self._empty(sum(counts))
-        sum_rows(y_RH.contiguous(), local.sum_pairs.index, local.sum_pairs.offsets, partial)
+        sum_rows(y_RH.contiguous(), local.sum_pairs.index, local.sum_pairs.offsets, partial, whole=True)
         parts = partial.split(counts)
         buffer = self._empty(local.section_base[-1])
         sections = [buffer[local.section_base[p] : local.section_base[p + 1]] for p in range(size)]
@@ -120,7 +120,7 @@ class GroupedExchange:
         moving.wait()
         moving.wire.drain()
         plan, sums = moving.plan, moving.plan.local.final_sums
-        out = sum_rows(moving.buffer, sums.index, sums.offsets, self._empty(plan.num_tokens))
+        out = sum_rows(moving.buffer, sums.index, sums.offsets, self._empty(plan.num_tokens), whole=True)
         return out, None if moving.probs is None else pairs.returned_grad(moving.probs, plan.local.pairs)
 
     def _send_domain_sums(self, moving: Moving, meeting: dict[int, torch.Tensor]) -> None:
@@ -134,7 +134,9 @@ class GroupedExchange:
             rows = plan.wire.into[s][-1]
             if rows:
                 bags = local.domain_sums[s]
-                sends.append(Message(sum_rows(meeting[s], bags.index, bags.offsets, self._empty(rows)), s, _ROWS))
+                sends.append(
+                    Message(sum_rows(meeting[s], bags.index, bags.offsets, self._empty(rows), whole=True), s, _ROWS)
+                )
         for i, d in enumerate(self.domains.remote):
             section = moving.buffer[local.section_base[size + i] : local.section_base[size + i + 1]]
             if section.shape[0]:

@@ -20,7 +20,12 @@ def gather_rows(source_NH: torch.Tensor, index_M: torch.Tensor, out_MH: torch.Te
 
 
 def sum_rows(
-    source_NH: torch.Tensor, index_M: torch.Tensor, offsets_B1: torch.Tensor, out_BH: torch.Tensor
+    source_NH: torch.Tensor,
+    index_M: torch.Tensor,
+    offsets_B1: torch.Tensor,
+    out_BH: torch.Tensor,
+    *,
+    whole: bool = False,
 ) -> torch.Tensor:
     """out[b] = sum of source[index[m]] for m in [offsets[b], offsets[b + 1]), in that order, float32 inside, rounded
     once.
@@ -30,6 +35,7 @@ def sum_rows(
         index_M: int64 row numbers; entries before offsets[0] and from offsets[B] on are not used.
         offsets_B1: B + 1 ascending int64 positions in `index_M`; an empty bag gives a row of zeros.
         out_BH: where the sums go, same dtype.
+        whole: the caller promises offsets[0] = 0 and offsets[B] = M, which spares a GPU the read-back.
 
     Returns:
         `out_BH`.
@@ -40,6 +46,10 @@ def sum_rows(
     bags = out_BH.shape[0]
     if bags == 0:
         return out_BH
+    if index_M.numel() == 0:
+        return out_BH.zero_()
+    if whole and out_BH.device.type != "cpu":
+        return out_BH.copy_(F.embedding_bag(index_M, source_NH, offsets_B1, mode="sum", include_last_offset=True))
     row_bytes = max(1, out_BH.shape[1] * out_BH.element_size())
     step = max(1, _BLOCK_BYTES // row_bytes) if out_BH.device.type == "cpu" else bags
     cuts = [*range(0, bags, step), bags]
