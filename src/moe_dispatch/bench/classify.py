@@ -39,8 +39,9 @@ class ErrorKind(str, Enum):
 
 
 class Cause(str, Enum):
-    """Why the launcher stopped watching."""
+    """Why the launcher stopped watching; `done` is the only good one, `exit` needs a look at the exit code."""
 
+    DONE = "done"
     EXIT = "exit"
     HANG = "hang"
     NEVER_STARTED = "never_started"

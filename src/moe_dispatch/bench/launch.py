@@ -148,6 +148,7 @@ class _Launch:
         environment: dict[str, str] | None,
     ) -> None:
         self.plan = plan
+        self.nproc = nproc
         self.folder = folder
         self.id = uuid.uuid4().hex
         self.nnodes = rendezvous.nnodes if rendezvous else 1
@@ -211,7 +212,8 @@ class _Launch:
                 process.wait()
         collect()
         failure = None
-        if cause is not Cause.EXIT or process.returncode != 0:
+        # Ranks that are done need no agent any more: waiting for its exit barrier would only cost time.
+        if cause is not Cause.DONE and (cause is not Cause.EXIT or process.returncode != 0):
             failure = classify(
                 cause,
                 exits=watch.read_exits(self.exits),
@@ -239,7 +241,7 @@ class _Launch:
         self, process: subprocess.Popen[bytes], collect: Callable[[], None], should_stop: ShouldStop | None
     ) -> tuple[Cause, str]:
         """Wait for the end of the launch or for a reason to end it."""
-        observer = watch.Observer(self.positions, self.plan.start_timeout_s, self.plan.arm_timeout_s)
+        observer = watch.Observer(self.positions, self.plan.start_timeout_s, self.plan.arm_timeout_s, self.nproc)
         while process.poll() is None:
             collect()
             cause = observer.check()

@@ -22,7 +22,8 @@ class Position(Model):
 
     Fields:
         pid: process id on its host.
-        phase: `start`, `build`, `oracle`, `calibrate`, `warmup`, `measure`, `end`.
+        phase: `start`, `build`, `oracle`, `calibrate`, `warmup`, `measure`, `end`, and
+            `done` when the groups are destroyed.
         arm: index into the plan's arms; None outside an arm.
         routing: routing being measured, or empty.
         iteration: running number of the iteration inside the phase.

@@ -16,7 +16,7 @@ from moe_dispatch.bench.classify import Cause, RankExit
 from moe_dispatch.bench.progress import Position, read_errors, read_positions
 
 ERROR_GRACE_S = 5.0
-_CHECK_EVERY_S = 0.25
+_CHECK_EVERY_S = 0.1
 _DUMP_WAIT_S = 1.0
 _INNERMOST = 4
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
@@ -29,11 +29,13 @@ class Observer:
     Args:
         folder: positions and error files of this node's ranks.
         start_timeout_s: limit until the first rank leaves phase `start`.
-        arm_timeout_s: limit without any change afterwards; ends when all local ranks are in phase `end`.
+        arm_timeout_s: limit without any change afterwards.
+        nproc: ranks of this node.
     """
 
-    def __init__(self, folder: Path, start_timeout_s: float, arm_timeout_s: float) -> None:
+    def __init__(self, folder: Path, start_timeout_s: float, arm_timeout_s: float, nproc: int) -> None:
         self._folder = folder
+        self._nproc = nproc
         self._start_timeout_s = start_timeout_s
         self._arm_timeout_s = arm_timeout_s
         self._begun = time.monotonic()
@@ -56,6 +58,8 @@ class Observer:
             self._error_since = self._error_since or now
             if now - self._error_since > ERROR_GRACE_S:
                 return Cause.EXIT
+        if len(positions) == self._nproc and all(position.phase == "done" for position in positions):
+            return Cause.DONE
         if not positions or all(position.phase == "start" for position in positions):
             return Cause.NEVER_STARTED if now - self._begun > self._start_timeout_s else None
         if now - self._changed > self._arm_timeout_s:

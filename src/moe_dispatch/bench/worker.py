@@ -61,6 +61,7 @@ def _run(plan: BenchPlan, folder: Path, progress: ProgressWriter, number: int) -
     rank.close()
     if writer is not None:
         writer.close()
+    progress.at("done")
 
 
 if __name__ == "__main__":
