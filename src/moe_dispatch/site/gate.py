@@ -29,6 +29,8 @@ from moe_dispatch.site.environment import mask_environment_values
 from moe_dispatch.site.gate_classify import Diagnosis, diagnose_exit, diagnose_report, diagnose_timeout, last_line
 from moe_dispatch.site.gate_result import GateResult
 
+__all__ = ["GateResult", "gate", "gate_all"]
+
 TIMEOUT_S = 60.0
 MEMORY_BYTES = 16 << 30
 """Private writable memory of the child; importing torch with CUDA takes about 2 GiB."""

@@ -21,7 +21,7 @@ class Hardware(BaseModel):
     """One accelerator in its usual node. Nominal figures; bandwidths are one direction of one GPU, in 1e9 bytes/s.
 
     Fields:
-        match: substrings of the driver's device name; the longest that matches any entry wins.
+        match: words of the driver's device name that mean this accelerator.
         nvlink_domain: GPUs joined by the fast link (NVLink, or Infinity Fabric for AMD).
         sms: streaming multiprocessors (AMD: compute units).
         bf16_tflops: dense peak.
@@ -71,8 +71,13 @@ def find_hardware(name: str) -> Hardware:
 
 
 def hardware_of_device(device_name: str) -> Hardware | None:
-    """The entry for a device name as the driver reports it; None when the catalogue has none."""
+    """The entry for a device name as the driver reports it; None when the catalogue has none.
+
+    PCIe and NVL cards have none: they are joined two by two or not at all, so an SXM entry would promise too much.
+    """
     words = set(re.sub(r"[^A-Z0-9]+", " ", device_name.upper()).split())
+    if words & {"PCIE", "NVL"}:
+        return None
     return next((entry for entry in load_hardware().values() if words & set(entry.match)), None)
 
 

@@ -95,7 +95,7 @@ def fabric(root: Path) -> Fabric:
             kinds.add("roce")
     for kind in ("efa", "infiniband", "roce"):
         if kind in kinds:
-            return kind  # type: ignore[return-value]
+            return kind
     interfaces = [path.name for path in _children(root / "sys/class/net") if path.name != "lo"]
     return "ethernet" if interfaces else "none"
 
