@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -40,9 +41,11 @@ STACK = {"python": "3.11", "torch": "2.13.0"}
 
 def choice(text: str) -> Choice:
     """`name` or `name(knob=1)`."""
-    name, _, inner = text.partition("(")
-    knobs = dict(part.split("=") for part in inner.rstrip(")").split(",") if part)
-    return Choice(dispatcher=name, knobs={key.strip(): int(value) for key, value in knobs.items()})
+    found = re.fullmatch(r"(\w+)\((\w+=\d+(?:, \w+=\d+)*)\)", text)
+    if found is None:
+        return Choice(dispatcher=text)
+    pairs = [part.split("=") for part in found[2].split(", ")]
+    return Choice(dispatcher=found[1], knobs={key: int(value) for key, value in pairs})
 
 
 def latencies(

@@ -46,6 +46,7 @@ class Comparison(Model):
         excluded: labels of arms that ended `ok` under another contract.
         not_ranked: attempts without timing.
         pareto: labels of arms that no other arm beats in both time and memory; fastest first.
+        run_ids: records that were compared.
     """
 
     baseline: Choice | None
@@ -56,6 +57,7 @@ class Comparison(Model):
     excluded: tuple[str, ...]
     not_ranked: tuple[ArmStatus, ...]
     pareto: tuple[str, ...]
+    run_ids: tuple[str, ...]
     findings: tuple[Finding, ...]
 
     def ratio(self, arm: str, against: str) -> Interval | None:
@@ -118,6 +120,7 @@ def compare(
         excluded=tuple(sorted({record.choice.label for record in rest} - arms.keys())),
         not_ranked=not_ranked,
         pareto=pareto(summaries),
+        run_ids=tuple(sorted(record.run_id for arm in arms.values() for record in arm.records.values())),
         findings=tuple(_findings(arms, contract, not_ranked, baseline, base)),
     )
 

@@ -71,6 +71,7 @@ class Verdict(Model):
         margin: relative difference that counted: the larger of threshold and noise floor.
         skew: one entry for each skewed routing; empty when there was none or nothing to repeat.
         not_ranked: attempts without timing.
+        run_ids: records that were compared.
     """
 
     kind: VerdictKind
@@ -89,6 +90,7 @@ class Verdict(Model):
     not_ranked: tuple[ArmStatus, ...]
     measured_on: dict[str, Any]
     stage: str
+    run_ids: tuple[str, ...]
     findings: tuple[Finding, ...]
     would_change: tuple[str, ...]
 
@@ -163,6 +165,7 @@ def decide(
         not_ranked=comparison.not_ranked,
         measured_on=on,
         stage=question.stage,
+        run_ids=comparison.run_ids,
         findings=(
             *notes.cap_findings(outcome.caps, refused=outcome.kind is VerdictKind.NOT_COMPARABLE),
             *(notes.skew_findings(on) if outcome.kind is VerdictKind.WINNER and not outcome.skew else ()),

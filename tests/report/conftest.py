@@ -1,0 +1,8 @@
+"""The report tests use the synthetic records of the decide tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "decide"))
