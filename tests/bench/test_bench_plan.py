@@ -41,6 +41,12 @@ def test_contract_holds_shape_tokens_and_measurement_but_no_arm() -> None:
     assert contract.site == {"transport": "declared", "ranks": 2}
 
 
+def test_unknown_of_the_caller_does_not_hide_what_the_ranks_saw() -> None:
+    plan = tiny_plan(*ARMS, stack={"nccl": None, "driver": None, "torch": "given"})
+    contract = plan.contract("force_balanced", 32, {}, {"nccl": "none", "torch": "seen"})
+    assert contract.stack == {"nccl": "none", "driver": None, "torch": "given"}
+
+
 def test_contract_differs_where_a_routing_or_token_count_differs() -> None:
     plan = tiny_plan(*ARMS)
     base = plan.contract("force_balanced", 32, {}, {})

@@ -142,7 +142,7 @@ class BenchPlan(Model):
 
         Args:
             tokens: tokens per rank that were run; None when the launch failed before they were settled.
-            site, stack: what the ranks saw (device, transport, versions); the caller's own fields win.
+            site, stack: what the ranks saw (device, transport, versions); what the caller knows wins.
         """
         shape = self.model
         workload = {
@@ -168,4 +168,11 @@ class BenchPlan(Model):
             "iterations": self.iterations,
             "seed": self.seed,
         }
-        return Contract(workload=workload, measure=measure, site={**site, **self.site}, stack={**stack, **self.stack})
+        return Contract(
+            workload=workload, measure=measure, site=_merge(site, self.site), stack=_merge(stack, self.stack)
+        )
+
+
+def _merge(seen: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Both, the given values first; a given unknown (None) does not hide what was seen."""
+    return {**given, **seen, **{key: value for key, value in given.items() if value is not None}}
