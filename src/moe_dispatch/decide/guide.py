@@ -1,55 +1,44 @@
-"""The guide: which dispatchers are worth measuring for a workload on a site, in which order and why.
+"""The selection guide: which dispatchers to measure for a workload on a site, in which order, and why.
 
-It proposes and never decides: rules (`guide_rules.yaml`) order, exclude and annotate; what cannot run is shown with its
-reason instead of being left out.
+A prior, never a verdict: it orders and excludes by the dated rules of `guide_rules.yaml`; what is measured overrules it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from moe_dispatch.core.backend import BackendSpec
 from moe_dispatch.core.choice import Choice, KnobValue
-from moe_dispatch.decide.guide_rules import Facts, GuideWorkload, Rule, facts_of, load_rules
-from moe_dispatch.site.gate import GateResult
+from moe_dispatch.core.errors import UsageError
+from moe_dispatch.decide.guide_rules import BASELINE, GateStatus, Rule, Situation, load_rules
+from moe_dispatch.site.gate_result import GateResult
 from moe_dispatch.site.model import Site
-
-BASELINE = "alltoall"
+from moe_dispatch.workload.workload import Workload
 
 
 class Reason(BaseModel):
-    """Why a candidate is where it is.
-
-    Fields:
-        rule: id of a guide rule, or `gate`, `platform`, `no-adapter`, `experimental`, `not-gated`.
-        text: one sentence.
-        sources, refuted_by: of the rule.
-    """
+    """Why a candidate stands where it stands; `rule` is the id of the rule that says so."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rule: str
     text: str
     sources: tuple[str, ...] = ()
-    refuted_by: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.text} [{self.rule}]"
 
 
 class Candidate(BaseModel):
-    """One dispatcher as the guide sees it.
+    """One backend as the guide sees it.
 
     Fields:
-        choice: dispatcher with default knobs.
-        position: 0 is the baseline; those that are not included come last.
-        included: whether it should be measured.
-        reasons: what speaks for, against, or about it; those that exclude it first.
-        available: outcome of its gate; None where it was not gated (a declared site).
-        gate: `available`, `not gated`, or the gate's reason class.
-        sweep: values to try for each open knob.
+        choice: the backend with its default knobs.
+        position: 0 is the baseline; excluded backends come last.
+        included: whether it is worth measuring here.
+        reasons: rules that hold for it; for an excluded one only those that exclude it.
+        gate: `unsupported` when it does not serve this device or payload; `unavailable` when its gate failed.
+        gate_reason, fix: of a failed gate.
+        sweep: knob -> values worth trying, besides its default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,83 +47,84 @@ class Candidate(BaseModel):
     position: int
     included: bool
     reasons: tuple[Reason, ...]
-    available: bool | None
-    gate: str
+    gate: GateStatus
+    gate_reason: str = ""
+    fix: str = ""
     sweep: dict[str, tuple[KnobValue, ...]] = Field(default_factory=dict)
 
 
 def candidates(
-    workload: GuideWorkload,
+    workload: Workload,
     site: Site,
     specs: Mapping[str, BackendSpec],
-    gates: Mapping[str, GateResult],
+    gates: Mapping[str, GateResult] | None = None,
+    *,
+    ranks_per_domain: int | None = None,
+    rules: Sequence[Rule] | None = None,
 ) -> list[Candidate]:
-    """Every known backend as a candidate: the baseline, then what to measure in order, then what is out and why.
+    """Every backend: the baseline first, then what is worth measuring in the guide's order, then the rest.
 
     Args:
-        gates: results by backend on this machine; ignored for a declared site, whose packages cannot be seen from here.
+        specs: backends by name.
+        gates: outcome of each backend's gate; one that is missing counts as not gated (a declared site).
+        ranks_per_domain: consecutive ranks of one fast domain, when the caller knows better than the site.
+        rules: instead of the shipped ones.
+
+    Raises:
+        UsageError: the baseline is not among `specs`.
     """
-    facts = facts_of(workload, site)
-    rules = [rule for rule in load_rules() if rule.when.holds(facts)]
-    ordered = _order(specs, rules)
-    seen = {} if site.declared else gates
-    excluded = {name: _exclusions(specs[name], site, facts, rules, seen.get(name)) for name in ordered}
-    inside = [name for name in ordered if not excluded[name]]
-    outside = [name for name in ordered if excluded[name]]
+    if BASELINE not in specs:
+        raise UsageError(f"the baseline {BASELINE!r} is not among the backends: {', '.join(specs)}")
+    rules = load_rules() if rules is None else rules
+    domains = domains_of(workload, site, ranks_per_domain)
     found = []
-    for position, name in enumerate(inside + outside):
-        spec, gate = specs[name], seen.get(name)
-        notes = [_reason(rule) for rule in rules if rule.effect != "exclude" and _concerns(rule, name)]
-        if gate is None:
-            text = f"Not gated here: run `moe-dispatch doctor` on the site to see whether {name} works there."
-            notes.append(Reason(rule="not-gated", text=text))
-        found.append(
-            Candidate(
-                choice=Choice(dispatcher=name),
-                position=position,
-                included=not excluded[name],
-                reasons=(*excluded[name], *notes),
-                available=gate.available if gate else None,
-                gate="not gated" if gate is None else "available" if gate.available else gate.reason_class or "other",
-                sweep={knob: entry.sweep for knob, entry in spec.knobs.items() if entry.sweep},
-            )
-        )
-    return found
+    for name, spec in specs.items():
+        gate = (gates or {}).get(name)
+        at = Situation(workload=workload, site=site, domains=domains, spec=spec, gate=gate)
+        holding = [rule for rule in rules if rule.when.holds(at)]
+        excluded = any(rule.effect == "exclude" and rule.speaks_of(name) for rule in holding)
+        found.append((_sort_key(spec, holding, excluded), _candidate(at, holding, excluded)))
+    found.sort(key=lambda entry: entry[0])
+    return [candidate.model_copy(update={"position": index}) for index, (_, candidate) in enumerate(found)]
 
 
-def _order(specs: Mapping[str, BackendSpec], rules: list[Rule]) -> list[str]:
-    names = sorted(specs, key=lambda name: (specs[name].simplicity, name))
-    for rule in rules:
-        if rule.effect == "order":
-            front = [name for name in rule.backends if name in specs]
-            names = front + [name for name in names if name not in front]
-    return [name for name in names if name == BASELINE] + [name for name in names if name != BASELINE]
+def domains_of(workload: Workload, site: Site, ranks_per_domain: int | None = None) -> int | None:
+    """Fast domains that one exchange group (EP x expert TP, consecutive ranks) spans; None when unknown.
+
+    A domain is what the caller says, else the NVLink domain; on CPUs one node is one domain.
+    """
+    group = workload.layout.ep * workload.layout.expert_tp
+    if ranks_per_domain is not None:
+        return -(-group // ranks_per_domain)
+    if site.device == "cpu":
+        return 1 if site.nodes == 1 else min(site.nodes, group)
+    return site.domains(group)
 
 
-def _exclusions(
-    spec: BackendSpec, site: Site, facts: Facts, rules: list[Rule], gate: GateResult | None
-) -> list[Reason]:
-    """Why a backend is not measured; nothing takes the baseline out, except that it cannot run."""
-    out: list[Reason] = []
-    if facts.device not in spec.capabilities.devices or (spec.platforms and facts.device not in spec.platforms):
-        devices = ", ".join(spec.capabilities.devices)
-        text = f"Unsupported here: {spec.title} moves tokens on {devices}, this site has {facts.device}."
-        out.append(Reason(rule="platform", text=text, sources=(spec.source,)))
-    if spec.name != BASELINE:
-        out += [_reason(rule) for rule in rules if rule.effect == "exclude" and spec.name in rule.backends]
-    if gate is not None and not gate.available:
-        out.append(Reason(rule="gate", text=f"Unavailable: {gate.reason}." if gate.reason else "Unavailable."))
-    if spec.target is None and not site.declared:
-        text = "This release cannot measure it; its configuration can be emitted and compared in training."
-        out.append(Reason(rule="no-adapter", text=text))
-    if spec.experimental:
-        out.append(Reason(rule="experimental", text="Experimental: measured when asked for by name."))
-    return out
+def _sort_key(spec: BackendSpec, holding: Sequence[Rule], excluded: bool) -> tuple[object, ...]:
+    places = tuple(
+        rule.order.index(spec.name) if spec.name in rule.order else len(rule.order)
+        for rule in holding
+        if rule.effect == "order"
+    )
+    return (spec.name != BASELINE, excluded, places, spec.simplicity, spec.name)
 
 
-def _concerns(rule: Rule, name: str) -> bool:
-    return name in rule.backends or (rule.effect == "note" and not rule.backends)
-
-
-def _reason(rule: Rule) -> Reason:
-    return Reason(rule=rule.id, text=rule.text, sources=rule.sources, refuted_by=rule.refuted_by)
+def _candidate(at: Situation, holding: Sequence[Rule], excluded: bool) -> Candidate:
+    spec = at.spec
+    spoken = [rule for rule in holding if rule.speaks_of(spec.name) and excluded == (rule.effect == "exclude")]
+    reasons = [Reason(rule=rule.id, text=at.fill(rule.text), sources=rule.sources) for rule in spoken]
+    if spec.name == BASELINE:
+        reasons.insert(0, Reason(rule="baseline", text="correctness reference and fallback of every comparison"))
+    dropped = {knob for rule in spoken for knob in rule.drop_sweep}
+    gate = at.gate
+    return Candidate(
+        choice=Choice(dispatcher=spec.name),
+        position=0,
+        included=not excluded,
+        reasons=tuple(reasons),
+        gate=at.gate_status,
+        gate_reason=gate.reason if gate is not None and not gate.available else "",
+        fix=gate.fix if gate is not None and not gate.available else "",
+        sweep={name: knob.sweep for name, knob in spec.knobs.items() if knob.sweep and name not in dropped},
+    )
