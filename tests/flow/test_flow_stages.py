@@ -74,6 +74,12 @@ def test_sweep_keeps_what_the_user_fixed() -> None:
     assert labels == ["knobbed(chunks=2)", "knobbed(chunks=2, form=b)"]
 
 
+def test_knobs_between_domains_are_not_swept_inside_one() -> None:
+    spec = KNOBBED.model_copy(update={"knobs": {"chunks": Knob(type="int", sweep=(1, 2), between_domains=True)}})
+    assert [choice.label for choice in sweep(spec, one_domain=True)] == ["knobbed"]
+    assert len(sweep(spec)) == 3
+
+
 def test_unswept_sm_knob_is_labelled_untuned() -> None:
     spec = KNOBBED.model_copy(update={"knobs": {"num_sms": Knob(type="int", default=20, sm=True)}})
     assert arm_of(spec, Choice(dispatcher="knobbed")).labels == ("untuned",)

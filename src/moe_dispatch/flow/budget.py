@@ -13,8 +13,11 @@ from moe_dispatch.evidence.record import RunRecord
 from moe_dispatch.workload.flops import moe_layer_flops
 from moe_dispatch.workload.model import ModelShape
 
-CPU_FLOPS_PER_CORE = 100e9
-"""Rough rate of bf16 matrix products on one server core, FLOP/s; expert products of a layer are priced with it."""
+CPU_FLOPS_PER_CORE = 75e9
+"""Rough rate at which one server core runs the bf16 products of a layer's experts, FLOP/s."""
+
+LEAST_SKEW_LAUNCHES = 2
+"""Launches that also measure the skewed routing when the budget does not hold it in all of them."""
 
 SCREEN_SHARE = 0.12
 """Share of the budget that the timed part of screening may take."""
@@ -38,44 +41,52 @@ class DecidePlan:
     Fields:
         arms: how many arms, the baseline and the screened ones in order of speed.
         visits, iterations: passes over the arms, and iterations in each.
+        skew_launches: launches, the first ones, that also measure the skewed routing.
         expected_s: estimated wall time of all launches.
     """
 
     arms: int
     visits: int
     iterations: int
+    skew_launches: int
     expected_s: float
 
 
-def layer_seconds(
-    model: ModelShape, tokens: int, exchange_s: float, ranks_on_node: int, cores: int, *, on_gpu: bool
-) -> float:
-    """Estimated time of one forward and backward pass of the MoE layer on `tokens` a rank."""
-    if on_gpu:
-        return 3 * exchange_s
+def layer_seconds(model: ModelShape, tokens: int, exchange_s: float, ranks_on_node: int, cores: int) -> float:
+    """Estimated time of one forward and backward pass of the MoE layer on `tokens` a rank, on a CPU.
+
+    Args:
+        exchange_s: measured time of dispatch and combine alone.
+    """
     share = min(1.0, cores / ranks_on_node)
     return exchange_s + tokens * moe_layer_flops(model).forward_backward / (CPU_FLOPS_PER_CORE * share)
 
 
-def plan_decide(
-    *, left_s: float, launches: int, arms: int, routings: int, iteration_s: float, cost: Cost
-) -> DecidePlan:
-    """Most arms that fit with the fewest iterations, then as many iterations as fit.
+def plan_decide(*, left_s: float, launches: int, arms: int, skewed: bool, iteration_s: float, cost: Cost) -> DecidePlan:
+    """What fits, in this order: more arms than two, the skewed routing in every launch, more iterations.
 
-    Two arms are always planned (if there are two), whatever the budget.
+    Two arms (if there are two), two iterations and the skewed routing in two launches are planned whatever the budget.
     """
 
-    def wall(count: int, timed: int) -> float:
+    def wall(count: int, timed: int, skew_launches: int) -> float:
         # Every routing also takes one pass that warms up what all arms share, and one warm-up of each arm.
-        passes = routings * (1 + count * (1 + timed))
-        return launches * (cost.start_s + count * cost.arm_s + passes * iteration_s)
+        passes = (launches + skew_launches) * (1 + count * (1 + timed))
+        return launches * (cost.start_s + count * cost.arm_s) + passes * iteration_s
 
-    kept = next((n for n in range(arms, 2, -1) if wall(n, LEAST_ITERATIONS) <= left_s), min(arms, 2))
+    few = min(LEAST_SKEW_LAUNCHES, launches) if skewed else 0
+    kept = next((n for n in range(arms, 2, -1) if wall(n, LEAST_ITERATIONS, few) <= left_s), min(arms, 2))
+    skew_launches = launches if skewed and wall(kept, LEAST_ITERATIONS, launches) <= left_s else few
     timed = LEAST_ITERATIONS
-    while timed + 2 <= MOST_ITERATIONS and wall(kept, timed + 2) <= left_s:
+    while timed + 2 <= MOST_ITERATIONS and wall(kept, timed + 2, skew_launches) <= left_s:
         timed += 2
     visits = 4 if timed % 4 == 0 else 2
-    return DecidePlan(arms=kept, visits=visits, iterations=timed // visits, expected_s=wall(kept, timed))
+    return DecidePlan(
+        arms=kept,
+        visits=visits,
+        iterations=timed // visits,
+        skew_launches=skew_launches,
+        expected_s=wall(kept, timed, skew_launches),
+    )
 
 
 def median_total_s(record: RunRecord) -> float:

@@ -7,9 +7,13 @@ from pathlib import Path
 
 from moe_dispatch.core.errors import StoreError, UsageError
 from moe_dispatch.core.finding import Finding
-from moe_dispatch.core.registry import load_backends
+from moe_dispatch.core.registry import load_backends, load_backends_with_findings
+from moe_dispatch.decide.verdict import decide
 from moe_dispatch.evidence.record import RunRecord
 from moe_dispatch.evidence.store import RECORD_FILE, Store, load_record
+from moe_dispatch.flow.configure import blocks, configure
+from moe_dispatch.flow.summary import report_data
+from moe_dispatch.report.data import ReportData
 
 
 def read_records(paths: Sequence[str | Path]) -> tuple[list[RunRecord], list[Finding]]:
@@ -55,3 +59,27 @@ def of_session(records: Sequence[RunRecord], session: str | None) -> list[RunRec
 def simplicity() -> Mapping[str, int]:
     """Rank of every registered dispatcher, 0 is simplest."""
     return {name: spec.simplicity for name, spec in load_backends().items()}
+
+
+def report_of_records(
+    paths: Sequence[str | Path], session: str | None, threshold: float, attest: tuple[str, ...], core_version: str
+) -> ReportData:
+    """Verdict and report of one session, from records alone.
+
+    Raises:
+        StoreError: nothing readable.
+        UsageError: no such session, an attested field that does not exist, or a malformed core version.
+    """
+    everything, findings = read_records(paths)
+    records = of_session(everything, session)
+    specs, broken = load_backends_with_findings()
+    verdict = decide(records, simplicity=simplicity(), threshold=threshold, attest=attest)
+    emitted = configure(verdict, specs, None, None, core_version)
+    model = verdict.measured_on.get("model") or "records"
+    return report_data(
+        title=f"{model}, session {records[-1].session}",
+        records=records,
+        verdict=verdict,
+        config=blocks(emitted) if emitted else (),
+        findings=(*findings, *broken),
+    )

@@ -55,16 +55,17 @@ class Screened:
     seconds: float
 
 
-def sweep(spec: BackendSpec, fixed: Mapping[str, KnobValue] | None = None) -> list[Choice]:
+def sweep(spec: BackendSpec, fixed: Mapping[str, KnobValue] | None = None, *, one_domain: bool = False) -> list[Choice]:
     """The default variant first, then one variant for each other value of each swept knob.
 
     Args:
         fixed: knobs that the user set; they are kept in every variant and not swept.
+        one_domain: all ranks share a domain, so knobs of the traffic between domains change nothing.
     """
     base = Choice(dispatcher=spec.name, knobs=dict(fixed or {}))
     found = [base]
     for name, knob in spec.knobs.items():
-        if name in base.knobs:
+        if name in base.knobs or (one_domain and knob.between_domains):
             continue
         found += [
             Choice(dispatcher=spec.name, knobs={**base.knobs, name: value})
