@@ -295,6 +295,18 @@ def test_routing_can_be_asked_for_and_must_exist() -> None:
         verdict(rows, routing="zipf:2.0")
 
 
+def test_a_routing_that_only_failed_leaves_nothing_to_decide() -> None:
+    skewed = [
+        *arm_records("alltoall", FAST, routing="zipf:1.0"),
+        *arm_records("hierarchical", SLOW, routing="zipf:1.0"),
+    ]
+    failed = [record("alltoall", status=RunStatus.OOM, routing="force_balanced", reason="too large")]
+    found = verdict(skewed, failed, routing="force_balanced")
+    assert found.kind is VerdictKind.INCONCLUSIVE
+    assert found.recommended is None
+    assert "nothing-measured" in caps(found)
+
+
 def test_verdict_round_trips_through_json() -> None:
     found = verdict(arm_records("alltoall", SLOW), arm_records("hierarchical", FAST))
     assert Verdict.model_validate_json(found.model_dump_json()) == found

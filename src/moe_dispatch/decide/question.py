@@ -44,7 +44,7 @@ def pose(records: Sequence[RunRecord], routing: str | None = None) -> Question:
         routing: canonical routing of the main comparison; None takes `force_balanced`, else the most frequent one.
 
     Raises:
-        UsageError: a routing that no deciding record ran with.
+        UsageError: a routing that no record tried. One that was tried without success leaves `main` empty.
     """
     ok = [record for record in records if record.status is RunStatus.OK]
     stage = _deciding_stage(ok)
@@ -52,9 +52,12 @@ def pose(records: Sequence[RunRecord], routing: str | None = None) -> Question:
     main = _keep_axis(candidates, lambda record: record.contract.measure.get("level"), PREFERRED_LEVEL)
     level = main
     measured = {str(_routing(record)) for record in level}
-    if routing is not None and level and routing not in measured:
+    if routing is None or routing in measured:
+        main = _keep_axis(level, _routing, routing or PREFERRED_ROUTING)
+    elif not level or any(str(_routing(record)) == routing for record in records):
+        main = []
+    else:
         raise UsageError(f"routing {routing!r} was not measured", f"measured: {', '.join(sorted(measured))}")
-    main = _keep_axis(level, _routing, routing or PREFERRED_ROUTING)
     chosen = {record.run_id for record in main}
     levels = {record.contract.measure.get("level") for record in main}
     arms = {record.choice.label for record in main}

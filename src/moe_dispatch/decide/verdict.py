@@ -205,7 +205,9 @@ class _Rules:
             return self._compared()
         if not self.arms:
             cap = Cap(
-                id="nothing-measured", reason="no attempt ended with a valid timing", remedy="a working dispatcher"
+                id="nothing-measured",
+                reason="no attempt at the question ended with a valid timing",
+                remedy="a working dispatcher",
             )
             text = statement.no_claim([cap.reason], self.comparison.not_ranked)
             return _Outcome(VerdictKind.INCONCLUSIVE, None, None, text, (cap,))
