@@ -83,15 +83,6 @@ class Capabilities(BaseModel):
     cuda_graph: bool = False
 
 
-class MegatronField(BaseModel):
-    """A Megatron field that one of our knobs maps to, and the first Megatron-Core release that has it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    field: str
-    min_core_version: str
-
-
 class MegatronMapping(BaseModel):
     """How Megatron selects this backend.
 
@@ -101,13 +92,8 @@ class MegatronMapping(BaseModel):
         min_core_version: first Megatron-Core release that accepts it.
         sm_knob: our knob's name that maps to `moe_flex_dispatcher_num_sms`, or None.
         legacy_sm_field: the per-backend field of older releases, used below 0.19.
-        fields: further knobs of ours with the Megatron field of each.
         bridge_flag: value for `--moe_flex_dispatcher_backend` of Bridge's performance harness; None when it is refused
             there.
-        domain_ranks_env: environment variable that tells the backend how many ranks of the dispatch group share an
-            NVLink domain.
-        multi_node_nvlink_env: environment variable that says whether NVLink reaches beyond a node (1) or not (0).
-        notes: what a reader of the emitted configuration has to know, one sentence each.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -117,11 +103,7 @@ class MegatronMapping(BaseModel):
     min_core_version: str = "0.12"
     sm_knob: str | None = None
     legacy_sm_field: str | None = None
-    fields: dict[str, MegatronField] = Field(default_factory=dict)
     bridge_flag: str | None = None
-    domain_ranks_env: str | None = None
-    multi_node_nvlink_env: str | None = None
-    notes: tuple[str, ...] = ()
     source: str = ""
 
 
