@@ -43,8 +43,10 @@ def backends(
         measurable = "yes" if spec.target else "no adapter"
         result = gates.get(name)
         state = "" if result is None else result.level_reached if result.available else result.reason_class
-        rows.append((name, spec.kind, measurable, shipped, ", ".join(spec.knobs), state))
-    print_table(("backend", "kind", "measurable", "in Megatron as", "knobs", "gate" if gate else ""), rows)
+        row = (name, spec.kind, measurable, shipped, ", ".join(spec.knobs))
+        rows.append((*row, state) if gate else row)
+    headings = ("backend", "kind", "measurable", "Megatron", "knobs")
+    print_table((*headings, "gate") if gate else headings, rows)
     for name, result in gates.items():
         if not result.available:
             print(f"{name}: {result.reason}" + (f"\n  fix: {result.fix}" if result.fix else ""))

@@ -51,10 +51,10 @@ def emit(
     if as_json:
         print_json(emitted)
         return 0
-    from moe_dispatch.flow.configure import blocks
+    from moe_dispatch.flow.configure import config_blocks
     from moe_dispatch.report.terminal import make_console, show_config
 
     console = make_console()
-    for block in blocks(emitted):
+    for block in config_blocks(emitted):
         show_config(block, console)
     return 0

@@ -38,6 +38,8 @@ def show_selection(result: Conclusion | PlanOnly | Followed, as_json: bool) -> i
         for name, path in result.files.items():
             print(f"{name:<12} {path}")
         print(f"{'records':<12} {result.store}")
+        recommended = result.verdict.recommended
+        print(f"\nverdict: {result.verdict.kind.value}; recommended: {recommended.label if recommended else 'nothing'}")
     return 0 if result.verdict.kind.valid else 1
 
 
@@ -54,9 +56,8 @@ def _show_plan(plan: PlanOnly, as_json: bool) -> None:
     if as_json:
         print_json(document(plan))
         return
-    from moe_dispatch.flow.configure import blocks
     from moe_dispatch.flow.summary import candidate_row
-    from moe_dispatch.report.terminal import candidates_table, make_console, show_config, show_findings
+    from moe_dispatch.report.terminal import candidates_table, make_console, show_findings
 
     console = make_console()
     console.print(f"Plan for {plan.site.summary}. Nothing was run here, and a verdict never transfers.")
@@ -68,8 +69,9 @@ def _show_plan(plan: PlanOnly, as_json: bool) -> None:
         ]
         print_table(("expected, one rank, one direction", "rows", "MB"), rows)
     for name, emitted in plan.configurations.items():
-        for block in blocks(emitted):
-            show_config(block.model_copy(update={"title": f"{name}: {block.title}"}), console)
+        arguments = " ".join(emitted.megatron_lm_args)
+        environment = "".join(f"{key}={value} " for key, value in emitted.environment.items())
+        console.print(f"{name}: {environment}{arguments}", soft_wrap=True)
     for name, reason in plan.not_configured.items():
         console.print(f"{name}: {reason}")
     show_findings(plan.findings, console)

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from moe_dispatch.decide.guide import Candidate
 from moe_dispatch.decide.verdict import Verdict, decide
 from moe_dispatch.evidence.record import RunRecord
 from moe_dispatch.flow import summary
-from moe_dispatch.flow.configure import blocks, configure
+from moe_dispatch.flow.configure import acceptance, config_blocks, configure, one_flag_a_line, plan_block
 from moe_dispatch.flow.request import SelectRequest
 from moe_dispatch.flow.setup import Setup
 from moe_dispatch.flow.stages import BASELINE, DECIDE
+from moe_dispatch.megatron.ab_plan import ABPlan
 from moe_dispatch.megatron.emit import Emitted
-from moe_dispatch.report.data import ConfigBlock, ReportData
+from moe_dispatch.report.data import ReportData
 
 VERDICT_FILE, REPORT_FILE = "verdict.json", "report.html"
 
@@ -32,12 +33,14 @@ class Conclusion:
 
     Fields:
         emitted: configuration of what is recommended; None when nothing is, or it cannot be configured.
+        plan: the training A/B that would accept it; None when there is nothing to accept.
         data: everything that the reports show.
         files: what was written, by what it is.
     """
 
     verdict: Verdict
     emitted: Emitted | None
+    plan: ABPlan | None
     data: ReportData
     files: Mapping[str, Path]
     store: Path
@@ -71,11 +74,13 @@ def conclude(
     )
     found_wrong = [*findings, *setup.findings]
     emitted: Emitted | None = None
+    plan: ABPlan | None = None
+    known = (verdict, setup.specs, setup.workload, setup.site, request.core_version)
     try:
-        emitted = configure(verdict, setup.specs, setup.workload, setup.site, request.core_version)
+        emitted, plan = configure(*known), acceptance(*known)
     except MoeDispatchError as error:
         found_wrong.append(_not_configured(error))
-    config = blocks(emitted) if emitted else ()
+    config = (*(config_blocks(emitted) if emitted else ()), *([plan_block(plan)] if plan else []))
     layout = setup.workload.layout
     tokens = next((record.contract.workload["tokens_per_rank"] for record in records if record.performance), None)
     data = summary.report_data(
@@ -91,8 +96,10 @@ def conclude(
         findings=found_wrong,
     )
     out = Path(request.measure.out)
-    files = write_config(out, config, emitted)
-    conclusion = Conclusion(verdict=verdict, emitted=emitted, data=data, files=files, store=request.measure.store_path)
+    files = write_config(out, emitted, plan)
+    conclusion = Conclusion(
+        verdict=verdict, emitted=emitted, plan=plan, data=data, files=files, store=request.measure.store_path
+    )
     files["verdict"] = write_text(out / VERDICT_FILE, json.dumps(document(conclusion), indent=1) + "\n")
     try:
         from moe_dispatch.report.html import write_html
@@ -100,8 +107,8 @@ def conclude(
         files["report"] = write_html(data, out / REPORT_FILE)
     except MissingDependency as error:
         note = Finding(id="no-html-report", severity=Severity.INFO, message=error.message, advice=(error.fix,))
-        data = data.model_copy(update={"findings": (*data.findings, note)})
-    return Conclusion(verdict=verdict, emitted=emitted, data=data, files=files, store=conclusion.store)
+        return replace(conclusion, data=data.model_copy(update={"findings": (*data.findings, note)}))
+    return conclusion
 
 
 def document(conclusion: Conclusion) -> dict[str, Any]:
@@ -115,6 +122,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
         "title": data.title,
         "verdict": conclusion.verdict.model_dump(mode="json"),
         "configuration": conclusion.emitted.model_dump(mode="json") if conclusion.emitted else None,
+        "training_ab": conclusion.plan.model_dump(mode="json") if conclusion.plan else None,
         "candidates": [row.model_dump(mode="json") for row in data.candidates],
         "gates": [row.model_dump(mode="json") for row in data.gates],
         "workload": {row.name: row.value for row in data.workload},
@@ -127,21 +135,21 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
     }
 
 
-def write_config(out: Path, config: Sequence[ConfigBlock], emitted: Emitted | None) -> dict[str, Path]:
+def write_config(out: Path, emitted: Emitted | None, plan: ABPlan | None) -> dict[str, Path]:
     """Write the configuration as files that commands can take.
 
     Raises:
         StoreError: a file cannot be written.
     """
-    if emitted is None:
-        return {}
-    files = {
-        "megatron_lm": write_text(out / "megatron_lm.args", "\n".join(emitted.megatron_lm_args) + "\n"),
-        "bridge": write_text(out / "bridge.overrides", "\n".join(emitted.bridge_overrides) + "\n"),
-    }
-    if emitted.environment:
-        lines = [f"export {name}={value}" for name, value in emitted.environment.items()]
-        files["environment"] = write_text(out / "environment.sh", "\n".join(lines) + "\n")
+    files: dict[str, Path] = {}
+    if emitted is not None:
+        files["megatron_lm"] = write_text(out / "megatron_lm.args", one_flag_a_line(emitted.megatron_lm_args) + "\n")
+        files["bridge"] = write_text(out / "bridge.overrides", "\n".join(emitted.bridge_overrides) + "\n")
+        if emitted.environment:
+            lines = [f"export {name}={value}" for name, value in emitted.environment.items()]
+            files["environment"] = write_text(out / "environment.sh", "\n".join(lines) + "\n")
+    if plan is not None:
+        files["training_ab"] = write_text(out / "training_ab.sh", plan_block(plan).text + "\n")
     return files
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from moe_dispatch.core.backend import BackendSpec
 from moe_dispatch.core.choice import Choice
 from moe_dispatch.decide.verdict import Verdict
 from moe_dispatch.flow.stages import BASELINE
+from moe_dispatch.megatron.ab_plan import ABPlan, ab_plan
 from moe_dispatch.megatron.emit import Emitted, emit
 from moe_dispatch.report.data import ConfigBlock
 from moe_dispatch.site.model import Site
@@ -37,33 +38,76 @@ def configure(
     """
     if verdict.recommended is None:
         return None
-    spec = specs.get(verdict.recommended.dispatcher)
-    return emit(
+    spec = specs[verdict.recommended.dispatcher]
+    fallback = shipped_fallback(verdict, specs)
+    return emit(verdict.recommended, spec, workload, site, core_version, fallback=fallback)
+
+
+def acceptance(
+    verdict: Verdict, specs: Mapping[str, BackendSpec], workload: Workload, site: Site, core_version: str
+) -> ABPlan | None:
+    """The training A/B that would accept the recommendation; None when there is nothing to accept.
+
+    Raises:
+        UsageError: as `configure`.
+    """
+    if verdict.recommended is None:
+        return None
+    return ab_plan(
+        Choice(dispatcher=BASELINE),
         verdict.recommended,
-        spec,
         workload,
         site,
         core_version,
         fallback=shipped_fallback(verdict, specs),
+        threshold=verdict.threshold,
     )
 
 
-def blocks(emitted: Emitted) -> tuple[ConfigBlock, ...]:
-    """The emitted configuration as text to copy; each block's note says what in it is for benchmarks only."""
-    marked = ", ".join(emitted.benchmark_only)
-    note = f"benchmark only, remove for training: {marked}" if marked else ""
+def config_blocks(emitted: Emitted) -> tuple[ConfigBlock, ...]:
+    """The emitted configuration as text to copy, with what a reader must know before using it."""
+    notes = [*emitted.notes]
+    if emitted.benchmark_only:
+        notes.append(f"benchmark only, remove for training: {', '.join(emitted.benchmark_only)}")
     found = [
         ConfigBlock(
             title=f"Megatron-LM arguments (Megatron-Core {emitted.core_version})",
-            text="\n".join(emitted.megatron_lm_args),
-            note="; ".join((*emitted.notes, *([note] if note else []))),
+            text=one_flag_a_line(emitted.megatron_lm_args),
+            note="; ".join(notes),
         ),
-        ConfigBlock(title="Megatron-Bridge overrides", text="\n".join(emitted.bridge_overrides), note=note),
+        ConfigBlock(title="Megatron-Bridge overrides", text="\n".join(emitted.bridge_overrides)),
     ]
     if emitted.bridge_harness_flags:
-        text = " ".join(emitted.bridge_harness_flags)
+        text = one_flag_a_line(emitted.bridge_harness_flags)
         found.append(ConfigBlock(title="Megatron-Bridge performance harness flags", text=text))
     if emitted.environment:
         lines = [f"export {name}={value}" for name, value in emitted.environment.items()]
         found.append(ConfigBlock(title="Environment of every rank", text="\n".join(lines)))
     return tuple(found)
+
+
+def plan_block(plan: ABPlan) -> ConfigBlock:
+    """The training A/B as a shell file: commands, and what must hold as comments."""
+    lines: list[str] = []
+    for arm in plan.arms:
+        title = f"# {arm.name}: {arm.choice.label}, {arm.routing} routing"
+        lines += [f"{title}, Megatron-LM", arm.megatron_lm_shell, f"{title}, Megatron-Bridge", arm.bridge_shell, ""]
+    lines += [f"# order: {', '.join(plan.sequence)}; steps {plan.window[0]}-{plan.window[1]} are compared"]
+    lines += [f"# the same in every arm: {entry}" for entry in plan.pinned]
+    lines += [f"# accept if ({criterion.id}): {criterion.text}" for criterion in plan.acceptance]
+    return ConfigBlock(
+        title=f"Training A/B that would accept this ({plan.steps} steps)",
+        text="\n".join(lines),
+        note="; ".join(plan.notes),
+    )
+
+
+def one_flag_a_line(arguments: Sequence[str]) -> str:
+    """Arguments with each flag and its value on a line of their own."""
+    lines: list[str] = []
+    for argument in arguments:
+        if argument.startswith("-") or not lines:
+            lines.append(argument)
+        else:
+            lines[-1] += f" {argument}"
+    return "\n".join(lines)

@@ -11,7 +11,7 @@ from moe_dispatch.core.registry import load_backends, load_backends_with_finding
 from moe_dispatch.decide.verdict import decide
 from moe_dispatch.evidence.record import RunRecord
 from moe_dispatch.evidence.store import RECORD_FILE, Store, load_record
-from moe_dispatch.flow.configure import blocks, configure
+from moe_dispatch.flow.configure import config_blocks, configure
 from moe_dispatch.flow.summary import report_data
 from moe_dispatch.report.data import ReportData
 
@@ -80,6 +80,6 @@ def report_of_records(
         title=f"{model}, session {records[-1].session}",
         records=records,
         verdict=verdict,
-        config=blocks(emitted) if emitted else (),
+        config=config_blocks(emitted) if emitted else (),
         findings=(*findings, *broken),
     )
