@@ -57,8 +57,10 @@ MASK = "***"
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|KEY", re.IGNORECASE)
 _NOT_SECRET = re.compile(r"^NUM_OF_[A-Z_]*TOKENS_PER_[A-Z_]+$")
 _MASKED_PARTS = (
-    # user information of an address: everything between the scheme and the last @ of the authority
-    (re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/]*@"), rf"\g<1>{MASK}@"),
+    # user information of an address, up to the last @: a password may hold @, : and (though it must not) / itself
+    (re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^\s/:@]*:\S*|[^\s/]*)@"), rf"\g<1>{MASK}@"),
+    # the same without a scheme, as proxies are often given
+    (re.compile(r"(?<![^\s=,;'\"])[^\s:/@=,;'\"]+:[^\s/@]+@(?=[\w\[])"), f"{MASK}@"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?"), MASK),  # JSON web token
     (re.compile(r"\b(?:hf|ghp|gho|ghs|ghu|ghr|github_pat|glpat|nvapi|sk|pk|xox[abprs])[_-][A-Za-z0-9_-]{12,}"), MASK),

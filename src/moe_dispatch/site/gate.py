@@ -37,6 +37,7 @@ MEMORY_BYTES = 16 << 30
 
 _TAIL = 4000
 _POLL_S = 0.05
+_KILLED_S = 5.0
 _CHILD = Path(__file__).with_name("gate_child.py")
 _TORCH = (
     SymbolNeed(module="torch"),
@@ -154,8 +155,9 @@ def _gate(
     try:
         ended = _run_child(python, request, timeout_s, cancelled)
     except OSError as error:
-        reason = f"the interpreter {python} cannot be started: {error.strerror}"
-        return GateResult(backend=spec.name, reason_class="other", reason=reason, fix="name another interpreter")
+        reason = f"the gate cannot start {python}: {error.strerror or error}"
+        fix = "name an interpreter that exists; the temporary folder must be writable"
+        return GateResult(backend=spec.name, reason_class="other", reason=reason, fix=fix)
     return _result(spec, consumer, needs[0].module, ended, timeout_s)
 
 
@@ -166,7 +168,8 @@ def _run_child(python: str, request: dict[str, Any], timeout_s: float, cancelled
         begin = time.monotonic()
         with open(log_path, "wb") as log:
             child = subprocess.Popen(
-                [python, "-X", "faulthandler", str(_CHILD), json.dumps(request), str(report_path)],
+                # unbuffered, so that what was printed before a crash or a hang is kept
+                [python, "-u", "-X", "faulthandler", str(_CHILD), json.dumps(request), str(report_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -177,7 +180,8 @@ def _run_child(python: str, request: dict[str, Any], timeout_s: float, cancelled
             finally:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a driver call that hangs outlives even a kill
+                    child.wait(_KILLED_S)
         seconds = time.monotonic() - begin
         try:
             report = json.loads(report_path.read_text(encoding="utf-8"))
@@ -217,10 +221,11 @@ def _result(spec: BackendSpec, consumer: str, first: str, ended: _Ended, timeout
         diagnosis = diagnose_timeout(str(report.get("step", first)), timeout_s)
     elif report.get("error") or report.get("absent"):
         diagnosis = diagnose_report(report, hint)
-    elif ended.report is None and ended.returncode > 0:
-        diagnosis = Diagnosis("other", f"the gate could not start: {last_line(ended.output)}", "")
+    elif ended.report is None and ended.returncode >= 0:
+        what = last_line(ended.output) or f"it ended with status {ended.returncode}"
+        diagnosis = Diagnosis("other", f"the interpreter did not run the gate: {what}", "run it by hand")
     else:
-        diagnosis = diagnose_exit(str(report.get("step", first)), ended.returncode)
+        diagnosis = diagnose_exit(str(report.get("step", first)), ended.returncode, ended.output)
     error = report.get("error") or {}
     detail = "\n".join(part for part in (ended.output.strip(), error.get("traceback", "").strip()) if part)
     return GateResult(

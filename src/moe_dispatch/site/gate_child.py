@@ -6,7 +6,6 @@ anything, end the interpreter, crash or hang; the file is written step by step s
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import os
@@ -26,10 +25,11 @@ def run(request: dict[str, Any], report_path: str) -> None:
     Args:
         request: `needs` (list of {module, symbols}), `memory_bytes`, `alarm_s`.
         report_path: JSON file to write: `step` (what was being imported), `found` (the first top-level module can be
-            located), and either `ok` or `error` (type, message, missing module, traceback).
+            located), and either `ok`, `absent` (symbols that are not there) with what it `offers`, or `error` (type,
+            message, missing module, the line that raised, traceback).
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (request["memory_bytes"], request["memory_bytes"]))
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_DATA, request["memory_bytes"])
     signal.alarm(request["alarm_s"])  # ends an orphan whose parent died without killing it
     report: dict[str, Any] = {"ok": False, "torch_version": _version("torch")}
     for need in request["needs"]:
@@ -38,7 +38,8 @@ def run(request: dict[str, Any], report_path: str) -> None:
         _write(report, report_path)
         try:
             report["found"] = importlib.util.find_spec(top) is not None
-            module = importlib.import_module(need["module"])
+            # as `from module import symbols` does it: a symbol may be a submodule that is yet to be imported
+            module = __import__(need["module"], fromlist=need["symbols"] or ["__name__"])
             report.setdefault("file", getattr(module, "__file__", None))
             _describe(report, top)
             absent = [name for name in need["symbols"] if not hasattr(module, name)]
@@ -77,12 +78,25 @@ def _version(name: str) -> str | None:
 
 
 def _explain(error: BaseException) -> dict[str, Any]:
+    try:
+        message = str(error)
+    except Exception:  # a foreign exception class may fail even at this
+        message = ""
+    frames = traceback.extract_tb(error.__traceback__)
     return {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": message,
         "missing_module": error.name if isinstance(error, ModuleNotFoundError) else None,
+        "raised_by": frames[-1].line if frames else None,
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
     }
+
+
+def _limit(kind: int, wanted: int) -> None:
+    """Lower a limit; one that is stricter already stays, because only root may raise it."""
+    hard = resource.getrlimit(kind)[1]
+    lowered = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (lowered, lowered))
 
 
 def _mapped_nccl() -> list[str]:
@@ -101,7 +115,8 @@ def _write(report: dict[str, Any], path: str) -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder: its modules must not shadow those of the backend
+    own = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != own]  # must not shadow a backend's modules
     run(json.loads(sys.argv[1]), sys.argv[2])
     sys.stdout.flush()
     sys.stderr.flush()

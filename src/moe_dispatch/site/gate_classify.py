@@ -1,8 +1,9 @@
 """From what a gate's child process reported to a reason class, a sentence and a fix.
 
 The classes and the texts that mark them come from public reports: deepseek-ai/DeepEP#309, #481, #429 (undefined
-symbols), sgl-project/sglang#40671 (two NCCL copies at import), NVIDIA-NeMo/Megatron-Bridge#1101 (no HybridEPBuffer),
-NVIDIA/TransformerEngine:transformer_engine/pytorch/ep.py (NCCL too old).
+symbols), sgl-project/sglang#40671 and DeepEP's own check at import (two NCCL copies),
+NVIDIA-NeMo/Megatron-Bridge#1101 (no HybridEPBuffer), NVIDIA/TransformerEngine:transformer_engine/pytorch/ep.py (NCCL
+too old).
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ _UNDEFINED = re.compile(r"undefined symbol: (\S+?)(?:,|\s|$)")
 _NO_LIBRARY = re.compile(
     r"(lib[^\s:]+\.so[^\s:]*): cannot open shared object file|version [`'](\S+)' not found"
     r"|(?:No such file or directory|cannot find|not found)\b[^\n]*?(lib[\w+.-]+\.so[\w.]*|CUDA_HOME|nvcc)"
+    r"|\b[Nn]o (lib[\w+.-]+\.so[\w.]*) found"
 )
 _TORCH_SYMBOL = re.compile(
     r"THP[A-Z]|\b_ZN?K?[\dA-Z_a-z]*?(?:3c10|2at\d|2atE|5torch)|\bc10::|\bat::|\btorch::|aoti_torch_|\d?c10d?E"
 )
-_NCCL_OLD = re.compile(r"(?i)nccl[^\n]{0,60}?(?:>=|at least|or newer|too old|invalid nccl version)")
+_NCCL_OLD = re.compile(r"(?i)nccl[^\n]{0,60}?(?:>=|at least|or newer|too old)")
 _NCCL_TWICE = re.compile(r"(?i)duplicate nccl|multiple (?:copies of )?(?:lib)?nccl")
+_NCCL_OTHER = re.compile(r"(?i)invalid nccl versions?: *(\S+) \(loaded\) v\.?s\.? *(\S+) \(expected\)")
+_OUT_OF_MEMORY = re.compile(r"std::bad_alloc|(?i:cannot allocate memory)|\bMemoryError\b")
 _CUDA_LINK = "__cudaRegisterLinkedBinary"
 
 
@@ -38,8 +42,10 @@ class Diagnosis:
     fix: str
 
 
-def diagnose_exit(step: str, returncode: int) -> Diagnosis:
+def diagnose_exit(step: str, returncode: int, output: str = "") -> Diagnosis:
     """A child that ended without a result: killed by a signal, or by the module itself."""
+    if _OUT_OF_MEMORY.search(output):
+        return _out_of_memory(step)
     if returncode < 0:
         try:
             how = f"was ended by {signal.Signals(-returncode).name}"
@@ -72,8 +78,8 @@ def diagnose_report(report: dict[str, Any], install_hint: str) -> Diagnosis:
     if error["missing_module"] is not None:
         return _no_module(module, report, install_hint)
     message = str(error["message"])
-    if error["type"] == "MemoryError":
-        return Diagnosis("out-of-memory", f"importing {module} needs more memory than the gate allows", "free memory")
+    if error["type"] == "MemoryError" or _OUT_OF_MEMORY.search(message):
+        return _out_of_memory(module)
     if error["type"] in ("SystemExit", "KeyboardInterrupt"):
         return Diagnosis(
             "crashed",
@@ -85,9 +91,10 @@ def diagnose_report(report: dict[str, Any], install_hint: str) -> Diagnosis:
         return found
     if error["type"] == "ImportError" and "cannot import name" in message:
         return Diagnosis("missing-feature", f"{module} cannot be imported: {first_line(message)}", install_hint)
+    what = first_line(message) or f"no message, raised by `{error.get('raised_by')}`"
     return Diagnosis(
         "other",
-        f"importing {module} failed with {error['type']}: {first_line(message) or 'no message'}",
+        f"importing {module} failed with {error['type']}: {what}",
         "read the traceback that is kept with this result",
     )
 
@@ -100,6 +107,14 @@ def first_line(text: str) -> str:
 def last_line(text: str) -> str:
     """The last line that is not empty."""
     return first_line("\n".join(reversed(text.splitlines())))
+
+
+def _out_of_memory(module: str) -> Diagnosis:
+    return Diagnosis(
+        "out-of-memory",
+        f"importing {module} needs more memory than the gate allows or the host has",
+        "free memory on this host, or raise the memory limit of the job",
+    )
 
 
 def _absent(module: str, report: dict[str, Any], install_hint: str) -> Diagnosis:
@@ -134,7 +149,7 @@ def _undefined_symbol(module: str, message: str, report: dict[str, Any]) -> Diag
             f"{module} needs {symbol}, which the NCCL that is loaded does not have",
             "install the NCCL it was built with, and leave only that libnccl visible",
         )
-    if mangled.startswith(_CUDA_LINK) or f"{top}::" in symbol:
+    if mangled.startswith(_CUDA_LINK) or re.match(rf"_Z(?:T\w)?N[VKrRO]*{len(top)}{re.escape(top)}", mangled):
         return Diagnosis(
             "build-incomplete",
             f"{module} was built incompletely: undefined symbol {symbol}",
@@ -164,6 +179,13 @@ def _nccl(module: str, error: dict[str, Any], report: dict[str, Any]) -> Diagnos
             "two-nccl-copies",
             f"{module} refuses to load because more than one NCCL is loaded{where}",
             "leave one libnccl visible (LD_LIBRARY_PATH, LD_PRELOAD, system packages); alltoall is not affected",
+        )
+    other = _NCCL_OTHER.search(message)
+    if other:
+        return Diagnosis(
+            "two-nccl-copies",
+            f"{module} refuses the NCCL that is loaded, {other[1]}, because it expects {other[2]}",
+            "leave one libnccl visible (LD_LIBRARY_PATH, LD_PRELOAD, system packages), the one it was built with",
         )
     if _NCCL_OLD.search(message):
         return Diagnosis(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from moe_dispatch.site.model import Fabric, Site
 
 _SMI = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _SMI_TIMEOUT_S = 15.0
+_KILLED_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def cores(root: Path) -> int | None:
     """CPU cores this process may use: its affinity mask, cut by a cgroup quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = _read(root / "sys/fs/cgroup/cpu.max").split()
-    if allowed and len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
+    if allowed and len(quota) == 2 and all(part.isdecimal() for part in quota) and int(quota[1]):
         return max(1, min(allowed, int(quota[0]) // int(quota[1])))
     return allowed
 
@@ -122,20 +125,30 @@ def memory_bytes(root: Path) -> int | None:
     """Memory this process may use: the host's, cut by a cgroup limit."""
     total = None
     for line in _read(root / "proc/meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            total = int(line.split()[1]) * 1024
+        fields = line.split()
+        if len(fields) > 1 and fields[0] == "MemTotal:" and fields[1].isdecimal():
+            total = int(fields[1]) * 1024
     limit = _read(root / "sys/fs/cgroup/memory.max")
-    return min(total, int(limit)) if total and limit.isdigit() else total
+    return min(total, int(limit)) if total and limit.isdecimal() else total
 
 
 def _run_smi() -> str:
+    """What nvidia-smi prints; empty if it is absent, fails or hangs (with a broken driver not even a kill ends it)."""
     try:
-        done = subprocess.run(
-            _SMI, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.SubprocessError):
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(_SMI, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL)
+            try:
+                returncode = process.wait(_SMI_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                return ""
+            finally:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILLED_S)
+            output.seek(0)
+            return output.read().decode("utf-8", "replace") if returncode == 0 else ""
+    except OSError:
         return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _children(folder: Path) -> list[Path]:
