@@ -48,13 +48,14 @@ def emit(
         core_version,
         not natural_routing,
     )
+    code = 0 if emitted.shipped else 1
     if as_json:
         print_json(emitted)
-        return 0
+        return code
     from moe_dispatch.flow.configure import config_blocks
     from moe_dispatch.report.terminal import make_console, show_config
 
     console = make_console()
     for block in config_blocks(emitted):
         show_config(block, console)
-    return 0
+    return code

@@ -69,7 +69,7 @@ def _show_plan(plan: PlanOnly, as_json: bool) -> None:
         ]
         print_table(("expected, one rank, one direction", "rows", "MB"), rows)
     for name, emitted in plan.configurations.items():
-        arguments = " ".join(emitted.megatron_lm_args)
+        arguments = " ".join(emitted.megatron_lm_args) or "; ".join(emitted.notes)
         environment = "".join(f"{key}={value} " for key, value in emitted.environment.items())
         console.print(f"{name}: {environment}{arguments}", soft_wrap=True)
     for name, reason in plan.not_configured.items():

@@ -20,8 +20,7 @@ from moe_dispatch.flow.configure import acceptance, config_blocks, configure, on
 from moe_dispatch.flow.request import SelectRequest
 from moe_dispatch.flow.setup import Setup
 from moe_dispatch.flow.stages import BASELINE, DECIDE
-from moe_dispatch.megatron.ab_plan import ABPlan
-from moe_dispatch.megatron.emit import Emitted
+from moe_dispatch.megatron.emit import AbPlan, Emitted
 from moe_dispatch.report.data import ReportData
 
 VERDICT_FILE, REPORT_FILE = "verdict.json", "report.html"
@@ -40,7 +39,7 @@ class Conclusion:
 
     verdict: Verdict
     emitted: Emitted | None
-    plan: ABPlan | None
+    plan: AbPlan | None
     data: ReportData
     files: Mapping[str, Path]
     store: Path
@@ -74,7 +73,7 @@ def conclude(
     )
     found_wrong = [*findings, *setup.findings]
     emitted: Emitted | None = None
-    plan: ABPlan | None = None
+    plan: AbPlan | None = None
     known = (verdict, setup.specs, setup.workload, setup.site, request.core_version)
     try:
         emitted, plan = configure(*known), acceptance(*known)
@@ -135,14 +134,14 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
     }
 
 
-def write_config(out: Path, emitted: Emitted | None, plan: ABPlan | None) -> dict[str, Path]:
+def write_config(out: Path, emitted: Emitted | None, plan: AbPlan | None) -> dict[str, Path]:
     """Write the configuration as files that commands can take.
 
     Raises:
         StoreError: a file cannot be written.
     """
     files: dict[str, Path] = {}
-    if emitted is not None:
+    if emitted is not None and emitted.emitted is not None:
         files["megatron_lm"] = write_text(out / "megatron_lm.args", one_flag_a_line(emitted.megatron_lm_args) + "\n")
         files["bridge"] = write_text(out / "bridge.overrides", "\n".join(emitted.bridge_overrides) + "\n")
         if emitted.environment:

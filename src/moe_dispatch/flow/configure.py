@@ -8,8 +8,7 @@ from moe_dispatch.core.backend import BackendSpec
 from moe_dispatch.core.choice import Choice
 from moe_dispatch.decide.verdict import Verdict
 from moe_dispatch.flow.stages import BASELINE
-from moe_dispatch.megatron.ab_plan import ABPlan, ab_plan
-from moe_dispatch.megatron.emit import Emitted, emit
+from moe_dispatch.megatron.emit import AbPlan, Emitted, ab_plan, emit
 from moe_dispatch.report.data import ConfigBlock
 from moe_dispatch.site.model import Site
 from moe_dispatch.workload.workload import Workload
@@ -45,7 +44,7 @@ def configure(
 
 def acceptance(
     verdict: Verdict, specs: Mapping[str, BackendSpec], workload: Workload, site: Site, core_version: str
-) -> ABPlan | None:
+) -> AbPlan | None:
     """The training A/B that would accept the recommendation; None when there is nothing to accept.
 
     Raises:
@@ -65,16 +64,13 @@ def acceptance(
 
 
 def config_blocks(emitted: Emitted) -> tuple[ConfigBlock, ...]:
-    """The emitted configuration as text to copy, with what a reader must know before using it."""
-    notes = [*emitted.notes]
-    if emitted.benchmark_only:
-        notes.append(f"benchmark only, remove for training: {', '.join(emitted.benchmark_only)}")
+    """The emitted configuration as text to copy; what is for benchmarks only stands apart."""
+    notes = "; ".join(emitted.notes)
+    if emitted.emitted is None:
+        return (ConfigBlock(title="Configuration", text="none", note=notes),)
+    title = f"Megatron-LM arguments (Megatron-Core {emitted.core_version})"
     found = [
-        ConfigBlock(
-            title=f"Megatron-LM arguments (Megatron-Core {emitted.core_version})",
-            text=one_flag_a_line(emitted.megatron_lm_args),
-            note="; ".join(notes),
-        ),
+        ConfigBlock(title=title, text=one_flag_a_line(emitted.megatron_lm_args), note=notes),
         ConfigBlock(title="Megatron-Bridge overrides", text="\n".join(emitted.bridge_overrides)),
     ]
     if emitted.bridge_harness_flags:
@@ -83,18 +79,23 @@ def config_blocks(emitted: Emitted) -> tuple[ConfigBlock, ...]:
     if emitted.environment:
         lines = [f"export {name}={value}" for name, value in emitted.environment.items()]
         found.append(ConfigBlock(title="Environment of every rank", text="\n".join(lines)))
+    forced = (*emitted.benchmark_only_args, *emitted.benchmark_only_overrides)
+    if forced:
+        note = "for benchmarks only: added to both arms of a comparison, never to a training run"
+        found.append(ConfigBlock(title="Forced routing (benchmark only)", text="\n".join(forced), note=note))
     return tuple(found)
 
 
-def plan_block(plan: ABPlan) -> ConfigBlock:
+def plan_block(plan: AbPlan) -> ConfigBlock:
     """The training A/B as a shell file: commands, and what must hold as comments."""
     lines: list[str] = []
     for arm in plan.arms:
         title = f"# {arm.name}: {arm.choice.label}, {arm.routing} routing"
-        lines += [f"{title}, Megatron-LM", arm.megatron_lm_shell, f"{title}, Megatron-Bridge", arm.bridge_shell, ""]
-    lines += [f"# order: {', '.join(plan.sequence)}; steps {plan.window[0]}-{plan.window[1]} are compared"]
+        lines += [f"{title}, Megatron-LM", arm.megatron_lm, f"{title}, Megatron-Bridge", arm.bridge, ""]
+    lines += [f"# order: {', '.join(plan.order)}; steps {plan.window[0]}-{plan.window[1]} are compared"]
     lines += [f"# the same in every arm: {entry}" for entry in plan.pinned]
-    lines += [f"# accept if ({criterion.id}): {criterion.text}" for criterion in plan.acceptance]
+    lines += [f"# accept if: {entry}" for entry in plan.criteria]
+    lines += [f"# then: {entry}" for entry in plan.validation]
     return ConfigBlock(
         title=f"Training A/B that would accept this ({plan.steps} steps)",
         text="\n".join(lines),
