@@ -16,8 +16,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from moe_dispatch.core.registry import get_backend, load_target
 
+from moe_dispatch.core.registry import get_backend, load_target
 from moe_dispatch.dispatch.base import Dispatcher
 from moe_dispatch.dispatch.reference import check_dispatcher
 from moe_dispatch.workload.routing import RoutingSpec, generate
