@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/growth.py [--quick]
 
 Each point is one launch: processes start, arms are built and checked by the oracle, warmed up, and
-timed with `alltoall` and `hierarchical` interleaved. The verdict and the report work on records and do not depend on the
-shape. Last line: RESULT {json}.
+timed with `alltoall` and `hierarchical` interleaved. The verdict and the report work on records: they do not depend on
+the shape. Last line: RESULT {json}.
 """
 
 from __future__ import annotations
