@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from moe_dispatch.bench.classify import Cause, ErrorKind, RankExit, classify, error_kind
+from moe_dispatch.bench.classify import EXIT_STORAGE, Cause, ErrorKind, RankExit, classify, error_kind
 from moe_dispatch.bench.control import root_failure
 from moe_dispatch.bench.progress import Position, RankError
 from moe_dispatch.core.errors import MissingDependency, UnsupportedByBackend, UsageError
@@ -32,6 +32,7 @@ class OutOfMemoryError(RuntimeError):
             ErrorKind.LOST_PEER,
         ),
         (RuntimeError("Read error: Connection reset by peer"), ErrorKind.LOST_PEER),
+        (OSError(28, "No space left on device"), ErrorKind.STORAGE),
         (ValueError("memory layout"), ErrorKind.ERROR),
     ],
 )
@@ -101,6 +102,16 @@ def test_interruption_wins_over_everything_it_caused() -> None:
 def test_failure_outside_an_arm_blames_none() -> None:
     killed = [RankExit(rank=0, host="n0", exitcode=-signal.SIGKILL)]
     assert classify(Cause.EXIT, exits=killed, positions=[position(0, arm=None)]).arm is None
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_full_disk_is_no_arms_fault_even_when_the_rank_cannot_say_so(said: bool) -> None:
+    error = RankError(rank=0, host="n0", kind="storage", message="[Errno 28] No space left on device", arm=1)
+    exits = [RankExit(rank=0, host="n0", exitcode=EXIT_STORAGE)]
+    failure = classify(Cause.EXIT, exits=exits, errors=[error] if said else [], positions=[position(0, arm=1)])
+    assert failure.arm is None
+    assert "cannot write its files" in failure.reason
+    assert "TMPDIR" in failure.fix
 
 
 def test_the_node_that_knows_explains_the_others() -> None:

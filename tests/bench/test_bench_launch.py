@@ -16,7 +16,7 @@ from bench_helpers import ALLTOALL, HIERARCHICAL, TINY, faulty, tiny_plan
 
 from moe_dispatch.bench.procs import MARKER
 from moe_dispatch.bench.run import BenchRequest, run_bench
-from moe_dispatch.core.errors import LaunchError
+from moe_dispatch.core.errors import LaunchError, StoreError
 from moe_dispatch.evidence.record import RunRecord, RunStatus
 from moe_dispatch.evidence.store import Store
 from moe_dispatch.workload.routing import RoutingSpec, generate
@@ -187,15 +187,30 @@ def test_ranks_that_never_start_are_a_launch_error(tmp_path: Path, monkeypatch: 
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     request = BenchRequest(plan=tiny_plan(ALLTOALL), launches=1, nproc=2, work_dir=str(tmp_path / "work"))
-    with pytest.raises(LaunchError, match="before any dispatcher ran") as caught:
+    with pytest.raises(LaunchError, match="no dispatcher is to blame") as caught:
         run_bench(request, Store(tmp_path / "store"))
     assert "rank 1" in caught.value.message
     assert "code 7" in caught.value.message
 
 
-def test_unwritable_store_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    from moe_dispatch.core.errors import StoreError
+def test_unwritable_work_folder_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("a file")
+    request = BenchRequest(plan=tiny_plan(ALLTOALL), launches=1, nproc=2, work_dir=str(tmp_path / "work"))
+    with pytest.raises(StoreError, match="folder of this launch cannot be written"):
+        run_bench(request, Store(tmp_path / "store"))
 
+
+def test_routing_that_one_rank_cannot_read_blames_no_arm(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.npy"
+    np.save(trace, np.full((8, 3), 1))
+    plan = tiny_plan(ALLTOALL, routings=(f"trace:{trace}",))
+    request = BenchRequest(plan=plan, launches=1, nproc=2, work_dir=str(tmp_path / "work"))
+    with pytest.raises(LaunchError, match="no dispatcher is to blame"):
+        run_bench(request, Store(tmp_path / "store"))
+    assert Store(tmp_path / "store").read_all() == []
+
+
+def test_unwritable_store_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
     request = BenchRequest(
         plan=tiny_plan(ALLTOALL, faulty("unused")), launches=1, nproc=2, work_dir=str(tmp_path / "w")

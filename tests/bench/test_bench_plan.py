@@ -59,6 +59,11 @@ def test_experts_that_do_not_divide_are_refused() -> None:
         tiny_plan(ALLTOALL, world=3)
 
 
+def test_an_arm_named_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="an arm is named twice: alltoall, alltoall"):
+        tiny_plan(ALLTOALL, ALLTOALL)
+
+
 def test_domain_that_does_not_divide_is_refused() -> None:
     with pytest.raises(UsageError, match="ranks_per_domain=3"):
         tiny_plan(ALLTOALL, ranks_per_domain=3)

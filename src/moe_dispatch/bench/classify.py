@@ -6,6 +6,7 @@ Imports no torch: exceptions are recognised by class name and message. Message t
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Sequence
 from enum import Enum
@@ -25,16 +26,22 @@ _LOST_PEER_TEXTS = (
     "connectfullmesh failed",
 )
 _OOM_FIX = "lower the tokens per rank, or run on ranks with more free memory"
+_STORAGE_FIX = "free space there, or set TMPDIR to a folder on another file system; finished records are kept"
+_STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+EXIT_STORAGE = 74
+"""Exit code of a rank that could not write its files (EX_IOERR of sysexits.h): it could not write the reason either."""
+
 _CRASH_FIX = "read the log of this launch; the other dispatchers were measured without this one"
 
 
 class ErrorKind(str, Enum):
-    """What ended a rank. `lost_peer` is only ever a consequence of another rank's end."""
+    """What ended a rank. `lost_peer` is only ever a consequence of another rank's end; `storage` is no arm's fault."""
 
     OOM = "oom"
     UNSUPPORTED = "unsupported"
     UNAVAILABLE = "unavailable"
     LOST_PEER = "lost_peer"
+    STORAGE = "storage"
     ERROR = "error"
 
 
@@ -78,6 +85,8 @@ def error_kind(error: BaseException) -> ErrorKind:
     text = str(error).lower()
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return ErrorKind.OOM
+    if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
+        return ErrorKind.STORAGE
     if isinstance(error, UnsupportedByBackend):
         return ErrorKind.UNSUPPORTED
     if isinstance(error, (MissingDependency, ImportError)):
@@ -155,6 +164,9 @@ def classify(
 
 
 def _from_error(error: RankError) -> Failure:
+    if error.kind == ErrorKind.STORAGE.value:
+        reason = f"rank {error.rank} on {error.host} cannot write its files: {error.message}"
+        return Failure(status=RunStatus.CRASHED, reason=reason, fix=_STORAGE_FIX, rank=error.rank)
     status = status_of(ErrorKind(error.kind))
     where = f"rank {error.rank} on {error.host}"
     wording = {
@@ -182,6 +194,9 @@ def _from_signal(entry: RankExit, positions: Sequence[Position], oom_kills: int)
 def _from_exit(entry: RankExit, positions: Sequence[Position]) -> Failure:
     here = next((position for position in positions if position.rank == entry.rank), None)
     where = here.describe() if here else "its start"
+    if entry.exitcode == EXIT_STORAGE:
+        reason = f"rank {entry.rank} on {entry.host} cannot write its files in {where}"
+        return Failure(status=RunStatus.CRASHED, reason=reason, fix=_STORAGE_FIX, rank=entry.rank)
     reason = f"rank {entry.rank} on {entry.host} exited with code {entry.exitcode} in {where} without saying why"
     return Failure(
         status=RunStatus.CRASHED, reason=reason, fix=_CRASH_FIX, arm=here.arm if here else None, rank=entry.rank

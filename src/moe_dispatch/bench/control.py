@@ -22,7 +22,7 @@ from moe_dispatch.bench import network
 from moe_dispatch.bench.classify import Failure
 from moe_dispatch.bench.launch import LaunchOutcome, Master, OnEvent, run_launch
 from moe_dispatch.bench.plan import BenchPlan, Rendezvous
-from moe_dispatch.core.errors import LaunchError
+from moe_dispatch.core.errors import LaunchError, MoeDispatchError
 from moe_dispatch.evidence.record import Model, RunStatus
 
 if TYPE_CHECKING:
@@ -239,15 +239,25 @@ def _follow_launch(store: TCPStore, rendezvous: Rendezvous, order: Order, index:
         except RuntimeError:
             return "node 0 is gone"
 
-    outcome = run_launch(
-        order.plan,
-        nproc,
-        folder,
-        rendezvous=rendezvous,
-        master=order.master,
-        environment=order.environment,
-        should_stop=told_to_stop,
-    )
+    try:
+        outcome = run_launch(
+            order.plan,
+            nproc,
+            folder,
+            rendezvous=rendezvous,
+            master=order.master,
+            environment=order.environment,
+            should_stop=told_to_stop,
+        )
+    except MoeDispatchError as error:
+        failure = Failure(
+            status=RunStatus.CRASHED, reason=f"node {rendezvous.node_rank}: {error.message}", fix=error.fix
+        )
+        with contextlib.suppress(RuntimeError):
+            store.set(f"failed/{index}", failure.reason)
+            report = NodeOutcome(failure=failure, log_tail="")
+            store.set(f"outcome/{index}/{rendezvous.node_rank}", report.model_dump_json())
+        raise
     report = NodeOutcome(failure=outcome.failure, log_tail=outcome.log_tail)
     try:
         if outcome.failure is not None:

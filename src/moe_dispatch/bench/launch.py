@@ -20,7 +20,7 @@ from moe_dispatch.bench.events import RESULTS_FILE, Event, Finished, ResultsRead
 from moe_dispatch.bench.plan import BenchPlan, Rendezvous
 from moe_dispatch.bench.procs import MARKER, kernel_oom_kills, kill_launch, marked_pids
 from moe_dispatch.bench.progress import Position, read_errors, read_positions
-from moe_dispatch.core.errors import LaunchError
+from moe_dispatch.core.errors import LaunchError, StoreError
 from moe_dispatch.evidence.record import Model, RunStatus
 
 PORT_ATTEMPTS = 3
@@ -113,7 +113,8 @@ def run_launch(
         The outcome, also for interrupted launches (status `interrupted`): the caller raises again if it wants to.
 
     Raises:
-        LaunchError: port in use, or the ranks never met.
+        LaunchError: port in use on every attempt.
+        StoreError: the folder cannot be written.
     """
     fixed = master is not None
     local = rendezvous is None or rendezvous.node_rank == 0
@@ -121,7 +122,15 @@ def run_launch(
         here = master or Master(address="127.0.0.1", port=network.free_port("127.0.0.1"))
         if fixed and local:
             network.require_port(here.port)
-        launch = _Launch(plan, nproc, folder / f"try{attempt}" if attempt else folder, rendezvous, here, environment)
+        try:
+            launch = _Launch(
+                plan, nproc, folder / f"try{attempt}" if attempt else folder, rendezvous, here, environment
+            )
+        except OSError as error:
+            raise StoreError(
+                f"the folder of this launch cannot be written: {folder}: {error.strerror or error}",
+                "free space there, or set TMPDIR to a folder that can be written",
+            ) from error
         outcome = launch.run(on_event, should_stop)
         if not outcome.events and outcome.failure is not None and _port_was_taken(outcome.log_tail):
             if fixed:
@@ -265,6 +274,6 @@ def require_started(outcome: LaunchOutcome) -> None:
         return
     tail = "\n".join(outcome.log_tail.splitlines()[-12:])
     raise LaunchError(
-        f"the ranks failed before any dispatcher ran: {failure.reason}",
+        f"the launch failed and no dispatcher is to blame: {failure.reason}",
         f"{failure.fix or 'read the log'} ({outcome.log})\n{tail}",
     )

@@ -41,7 +41,7 @@ def measure(plan: BenchPlan, rank: Rank, report: Report) -> None:
 def tokens_for_budget(plan: BenchPlan, calibration_us: float, calibrated_tokens: int) -> int:
     """Tokens per rank whose iterations fit the plan's budget, assuming time proportional to tokens.
 
-    Fixed costs make that an overestimate of the time, so the budget is kept rather than filled. Never below
+    Fixed costs make that an overestimate of the time, so the budget is kept, not filled. Never below
     `min_tokens`, never above `tokens_per_rank`, a multiple of 64 in between.
     """
     least = min(plan.min_tokens, plan.tokens_per_rank)
@@ -63,7 +63,8 @@ class _Bench:
         self.layer: MoELayer | None = None
 
     def make_step(self, routing: str, tokens: int, dispatcher: Dispatcher) -> Step:
-        """Data of this rank for one routing."""
+        """Data of this rank for one routing, and once the layer. No arm is to blame if this fails."""
+        self.rank.progress.at("prepare", None, routing)
         if self.plan.level == "exchange":
             return ExchangeStep(self.plan, routing, tokens, self.rank.rank, self.rank.device)
         if self.layer is None:
@@ -89,6 +90,7 @@ class _Bench:
         self.rank.progress.at("calibrate", 0, self.plan.routings[0])
         dispatcher = make_dispatcher(self.plan, self.plan.arms[0], self.rank, tokens)
         step = self.make_step(self.plan.routings[0], tokens, dispatcher)
+        self.rank.progress.at("calibrate", 0, self.plan.routings[0])
         total = 0.0
         for _ in range(_CALIBRATION_RUNS):
             self.rank.barrier()
@@ -106,11 +108,11 @@ class _Bench:
                 arms[index] = arm
         return arms
 
-    def touch_common(self, routing: str, step: Step, tokens: int) -> None:
+    def touch_common(self, routing: str, step: Step, tokens: int, index: int) -> None:
         """One pass through a dispatcher that is thrown away, so that no arm's memory account is charged for what all
         share: code, gradients, and the caches of compute kernels for the shapes of this routing."""
-        self.rank.progress.at("warmup", 0, routing)
-        dispatcher = make_dispatcher(self.plan, self.plan.arms[0], self.rank, tokens)
+        self.rank.progress.at("warmup", index, routing)
+        dispatcher = make_dispatcher(self.plan, self.plan.arms[index], self.rank, tokens)
         self.clock.run(step, dispatcher)
         dispatcher.close()
 
@@ -119,8 +121,7 @@ class _Bench:
         plan, rank = self.plan, self.rank
         step = self.make_step(routing, tokens, next(iter(arms.values())).dispatcher)
         self.report(RoutingCounted(routing=routing, traffic=self._count(step)))
-        if 0 in arms:
-            self.touch_common(routing, step, tokens)
+        self.touch_common(routing, step, tokens, next(iter(arms)))
         for index, arm in arms.items():
             with arm.memory.step():
                 for turn in range(plan.warmup):

@@ -119,6 +119,9 @@ class BenchPlan(Model):
                 f"{self.model.num_experts} experts cannot be split over {self.world} expert-parallel ranks",
                 "choose an EP size that divides the number of experts",
             )
+        labels = [arm.choice.label for arm in self.arms]
+        if len(set(labels)) < len(labels):
+            raise UsageError(f"an arm is named twice: {', '.join(labels)}", "give each dispatcher with its knobs once")
         if self.ranks_per_domain is not None and (self.ranks_per_domain < 1 or self.world % self.ranks_per_domain):
             raise UsageError(
                 f"ranks_per_domain={self.ranks_per_domain} does not divide the {self.world} ranks",

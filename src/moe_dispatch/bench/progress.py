@@ -22,7 +22,7 @@ class Position(Model):
 
     Fields:
         pid: process id on its host.
-        phase: `start`, `build`, `oracle`, `calibrate`, `warmup`, `measure`, `end`, and
+        phase: `start`, `build`, `oracle`, `calibrate`, `prepare`, `warmup`, `measure`, `end`, and
             `done` when the groups are destroyed.
         arm: index into the plan's arms; None outside an arm.
         routing: routing being measured, or empty.

@@ -6,6 +6,7 @@ for peers that may be stuck; torchrun then stops the others.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -14,7 +15,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from moe_dispatch.bench.classify import error_kind
+from moe_dispatch.bench.classify import EXIT_STORAGE, ErrorKind, error_kind
 from moe_dispatch.bench.events import RESULTS_FILE, Event, ResultsWriter
 from moe_dispatch.bench.plan import BenchPlan
 from moe_dispatch.bench.procs import die_with_parent
@@ -24,7 +25,7 @@ _MESSAGE_LIMIT = 600
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the plan on this rank; returns 0, or leaves the process with 1."""
+    """Measure the plan on this rank; returns 0, or leaves the process with another code."""
     die_with_parent()
     plan_path, folder = Path(arguments[0]), Path(arguments[1])
     number = int(os.environ["RANK"])
@@ -39,10 +40,12 @@ def main(arguments: list[str]) -> int:
         text = " ".join(str(error).split()) or type(error).__name__
         if type(error).__name__ not in text:
             text = f"{type(error).__name__}: {text}"
-        progress.fail(error_kind(error).value, text[:_MESSAGE_LIMIT], getattr(error, "fix", ""))
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+        kind = error_kind(error)
+        with contextlib.suppress(OSError):
+            progress.fail(kind.value, text[:_MESSAGE_LIMIT], getattr(error, "fix", ""))
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(EXIT_STORAGE if kind is ErrorKind.STORAGE else 1)
     return 0
 
 
