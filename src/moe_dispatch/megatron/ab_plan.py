@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moe_dispatch.core.choice import Choice
 from moe_dispatch.core.errors import UsageError
-from moe_dispatch.megatron.emit import DEFAULT_CORE_VERSION, Emitted, emit
+from moe_dispatch.megatron.configuration import DEFAULT_CORE_VERSION, Emitted, emit
 from moe_dispatch.megatron.model_args import PRECISION_ARGS, model_args, parallel_args
 from moe_dispatch.site.model import Site
 from moe_dispatch.workload.workload import Workload
 
 ArmName = Literal["baseline", "winner", "winner-natural"]
-SEQUENCE: tuple[ArmName, ...] = ("baseline", "winner", "winner", "baseline", "winner-natural")
+ORDER: tuple[ArmName, ...] = ("baseline", "winner", "winner", "baseline", "winner-natural")
 STEADY_STEPS = 10
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
 
@@ -37,51 +37,36 @@ class Arm(_Data):
 
     Fields:
         routing: `forced` repeats the measured routing (benchmark-only), `natural` trains the router.
-        megatron_lm, bridge: command and arguments; words that begin with `$` are for the reader to set.
-        environment: must be exported on every rank of a Megatron-LM run; the Bridge command carries its own.
+        megatron_lm, bridge: lines of shell; `$NAMES` in them are for the reader to set.
+        environment: what the Megatron-LM line sets; the Bridge line carries its own.
     """
 
     name: ArmName
     choice: Choice
     routing: Literal["forced", "natural"]
-    megatron_lm: tuple[str, ...]
-    bridge: tuple[str, ...]
+    megatron_lm: str
+    bridge: str
     environment: dict[str, str] = Field(default_factory=dict)
 
-    @property
-    def megatron_lm_shell(self) -> str:
-        """The Megatron-LM command as a line of shell, environment first."""
-        return _shell((*(f"{name}={value}" for name, value in self.environment.items()), *self.megatron_lm))
 
-    @property
-    def bridge_shell(self) -> str:
-        """The Bridge command as a line of shell."""
-        return _shell(self.bridge)
-
-
-class Criterion(_Data):
-    """One condition of acceptance."""
-
-    id: str
-    text: str
-
-
-class ABPlan(_Data):
+class AbPlan(_Data):
     """The whole experiment.
 
     Fields:
-        sequence: order of the runs; both compared arms run twice, so that the baseline's own spread is known.
+        order: of the runs; both compared arms run twice, so that the baseline's own spread is known.
         window: first and last step whose times count, included.
         pinned: what is the same in every arm, by construction or to be kept so.
-        acceptance: all of it must hold before the winner replaces the baseline.
+        criteria: all must hold before the winner replaces the baseline.
+        validation: what the winner must pass then.
     """
 
     arms: tuple[Arm, ...]
-    sequence: tuple[ArmName, ...]
+    order: tuple[ArmName, ...]
     steps: int
     window: tuple[int, int]
     pinned: tuple[str, ...]
-    acceptance: tuple[Criterion, ...]
+    criteria: tuple[str, ...]
+    validation: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -94,7 +79,7 @@ def ab_plan(
     fallback: Choice | None = None,
     steps: int = 50,
     threshold: float = 0.02,
-) -> ABPlan | None:
+) -> AbPlan | None:
     """Plan the training runs that would accept `winner` over `baseline`.
 
     Args:
@@ -103,17 +88,18 @@ def ab_plan(
         threshold: relative difference in step time below which the baseline stays.
 
     Returns:
-        None when both arms would be the same Megatron configuration: there is nothing to accept.
+        None when there is nothing to accept: both arms would be the same Megatron configuration, or Megatron ships
+        neither the winner nor a fallback.
 
     Raises:
         UsageError: fewer than 20 steps, or a dispatcher that this release or layout cannot run.
-        UnsupportedByBackend: Megatron ships neither the winner nor a fallback.
+        UnsupportedByBackend: Megatron ships no such fallback.
     """
     if steps < 2 * STEADY_STEPS:
         raise UsageError(f"steps={steps} leaves no warm-up before the last {STEADY_STEPS}", "use 50 steps")
     first = emit(baseline, None, workload, site, core_version)
     second = emit(winner, None, workload, site, core_version, fallback=fallback)
-    if first.megatron_lm_args == second.megatron_lm_args:
+    if second.emitted is None or first.megatron_lm_args == second.megatron_lm_args:
         return None
     natural = emit(winner, None, workload, site, core_version, benchmark_routing=False, fallback=fallback)
     sizes, notes = model_args(workload.model)
@@ -126,13 +112,17 @@ def ab_plan(
     window = (steps - STEADY_STEPS + 1, steps)
     emitted_of: dict[ArmName, Emitted] = {"baseline": first, "winner": second, "winner-natural": natural}
     arms = [_arm(name, emitted, workload, site, sizes, steps) for name, emitted in emitted_of.items()]
-    return ABPlan(
+    return AbPlan(
         arms=tuple(arms),
-        sequence=SEQUENCE,
+        order=ORDER,
         steps=steps,
         window=window,
         pinned=_PINNED,
-        acceptance=_acceptance(first, second, steps, window, threshold),
+        criteria=_criteria(first, second, steps, window, threshold),
+        validation=(
+            f"the winner also trains {steps} steps with natural routing and finite loss; that step time is reported on "
+            "its own and not compared with forced routing",
+        ),
         notes=tuple(dict.fromkeys((*notes, *first.notes, *second.notes))),
     )
 
@@ -146,38 +136,31 @@ _PINNED = (
 )
 
 
-def _acceptance(
+def _criteria(
     baseline: Emitted, winner: Emitted, steps: int, window: tuple[int, int], threshold: float
-) -> tuple[Criterion, ...]:
-    ran = f"{baseline.emitted.dispatcher} and {winner.emitted.dispatcher}"
-    texts = {
-        "completed": f"every run prints all {steps} iterations; a shorter log has no step time",
-        "finite-loss": "every iteration prints a finite loss and gradient norm, and none is skipped or counted as NaN",
-        "dispatcher-proven": (
-            f"the logs show {ran} in the effective configuration, no 'Falling back to alltoall' and no import failure; "
-            "a configured name alone is no proof"
-        ),
-        "step-time": (
-            f"mean step time over steps {window[0]}-{window[1]}: every winner run is at least {threshold:.0%} faster "
-            "than every baseline run, and by more than the two baseline runs differ"
-        ),
-        "memory": "peak memory of every run is reported, and the winner's leaves the head-room that training needs",
-        "natural-routing": (
-            f"the winner also trains {steps} steps with natural routing and finite loss; that step time is reported on "
-            "its own and not compared with forced routing"
-        ),
-    }
-    return tuple(Criterion(id=name, text=text) for name, text in texts.items())
+) -> tuple[str, ...]:
+    names = " and ".join(one.emitted.dispatcher for one in (baseline, winner) if one.emitted is not None)
+    return (
+        f"every run prints all {steps} iterations; a shorter log has no step time",
+        "every iteration prints a finite loss and gradient norm, and none is skipped or counted as NaN",
+        f"the logs show {names} in the effective configuration, no 'Falling back to alltoall' and no import failure; a "
+        "configured name alone is no proof",
+        f"mean step time over steps {window[0]}-{window[1]}: every winner run is at least {threshold:.0%} faster than "
+        "every baseline run, and by more than the two baseline runs differ",
+        "peak memory of every run is reported, and the winner's leaves the head-room that training needs",
+    )
 
 
 def _arm(name: ArmName, emitted: Emitted, workload: Workload, site: Site | None, sizes: list[str], steps: int) -> Arm:
+    assert emitted.emitted is not None
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": _connections(workload, site), **emitted.environment}
+    exported = [f"{variable}={value}" for variable, value in environment.items()]
     return Arm(
         name=name,
         choice=emitted.emitted,
         routing="natural" if name == "winner-natural" else "forced",
-        megatron_lm=_megatron_lm(emitted, workload, site, sizes, steps),
-        bridge=_bridge(emitted, workload, site, steps),
+        megatron_lm=_shell([*exported, *_megatron_lm(emitted, workload, site, sizes, steps)]),
+        bridge=_shell(_bridge(emitted, workload, site, steps)),
         environment=environment,
     )
 
@@ -209,6 +192,7 @@ def _megatron_lm(
         *("--use-distributed-optimizer", "--eval-iters", "0", "--train-iters", str(steps)),
         *("--log-interval", "1", "--log-throughput"),
         *emitted.megatron_lm_args,
+        *emitted.benchmark_only_args,
     )
 
 
@@ -232,6 +216,7 @@ def _bridge(emitted: Emitted, workload: Workload, site: Site | None, steps: int)
         *("comm_overlap.delay_wgrad_compute=false", "model.moe_router_dtype=fp32", "model.moe_permute_fusion=true"),
         *("rng.seed=1234", "logger.log_interval=1", "logger.log_throughput=true", "logger.filter_warnings=false"),
         *emitted.bridge_overrides,
+        *emitted.benchmark_only_overrides,
     )
 
 

@@ -18,26 +18,28 @@ class Draft:
     overrides: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
-    benchmark_only: list[str] = field(default_factory=list)
+    benchmark_args: list[str] = field(default_factory=list)
+    benchmark_overrides: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def set(self, name: str, value: KnobValue, *, benchmark_only: bool = False) -> None:
+    def set(self, name: str, value: KnobValue) -> None:
         """Set a TransformerConfig field in both forms."""
-        flag = [lm_flag(name)] if value is True else [lm_flag(name), str(value)]
-        override = f"model.{name}={hydra(value)}"
-        self.lm += flag
-        self.overrides.append(override)
-        if benchmark_only:
-            self.benchmark_only += [" ".join(flag), override]
+        self.lm += _argument(name, value)
+        self.override(name, value)
+
+    def force(self, name: str, value: KnobValue) -> None:
+        """Set a field for benchmarks only, in both forms."""
+        self.benchmark_args += _argument(name, value)
+        self.benchmark_overrides.append(f"model.{name}={hydra(value)}")
 
     def override(self, name: str, value: KnobValue) -> None:
         """Set a field in Bridge only, where a recipe may have set it before."""
         self.overrides.append(f"model.{name}={hydra(value)}")
 
 
-def lm_flag(field_name: str) -> str:
-    """Megatron-LM's flag of a TransformerConfig field."""
-    return "--" + field_name.replace("_", "-")
+def _argument(name: str, value: KnobValue) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    return [flag] if value is True else [flag, str(value)]
 
 
 def hydra(value: KnobValue) -> str:
