@@ -89,7 +89,7 @@ def ab_plan(
 
     Returns:
         None when there is nothing to accept: both arms would be the same Megatron configuration, or Megatron ships
-        neither the winner nor a fallback.
+        no such baseline, or neither the winner nor a fallback.
 
     Raises:
         UsageError: fewer than 20 steps, or a dispatcher that this release or layout cannot run.
@@ -99,7 +99,7 @@ def ab_plan(
         raise UsageError(f"steps={steps} leaves no warm-up before the last {STEADY_STEPS}", "use 50 steps")
     first = emit(baseline, None, workload, site, core_version)
     second = emit(winner, None, workload, site, core_version, fallback=fallback)
-    if second.emitted is None or first.megatron_lm_args == second.megatron_lm_args:
+    if None in (first.emitted, second.emitted) or first.megatron_lm_args == second.megatron_lm_args:
         return None
     natural = emit(winner, None, workload, site, core_version, benchmark_routing=False, fallback=fallback)
     sizes, notes = model_args(workload.model)
@@ -200,7 +200,6 @@ def _bridge(emitted: Emitted, workload: Workload, site: Site | None, steps: int)
     layout = workload.layout
     family, recipe = _recipes().get(workload.model.name, ("$FAMILY", "$RECIPE"))
     per_node, _ = _nodes(workload, site)
-    virtual = ("-vp", str(layout.vpp)) if layout.vpp > 1 else ()
     return (
         *("uv", "run", "python", "scripts/performance/setup_experiment.py"),
         *("-a", "$ACCOUNT", "-p", "$PARTITION", "-i", "$IMAGE", "--log_dir", "$LOG_DIR"),
@@ -208,10 +207,11 @@ def _bridge(emitted: Emitted, workload: Workload, site: Site | None, steps: int)
         *("-c", "bf16" if workload.precision == "bf16" else "$PRECISION"),
         *("-ng", str(layout.world), "-gn", per_node),
         *("--max_steps", str(steps), "--detach", "false", "--cuda_graph_impl", "none"),
-        *("-tp", str(layout.tp), "-pp", str(layout.pp), "-cp", str(layout.cp), *virtual),
+        *("-tp", str(layout.tp), "-pp", str(layout.pp), "-cp", str(layout.cp)),
         *("-ep", str(layout.ep), "-et", str(layout.expert_tp)),
         *("-mb", str(workload.micro_batch), "-gb", str(workload.global_batch), "-sl", str(workload.seq_length)),
         *_harness_flags(emitted),
+        f"model.virtual_pipeline_model_parallel_size={layout.vpp if layout.vpp > 1 else 'null'}",
         *("model.moe_shared_expert_overlap=false", "comm_overlap.overlap_moe_expert_parallel_comm=false"),
         *("comm_overlap.delay_wgrad_compute=false", "model.moe_router_dtype=fp32", "model.moe_permute_fusion=true"),
         *("rng.seed=1234", "logger.log_interval=1", "logger.log_throughput=true", "logger.filter_warnings=false"),
