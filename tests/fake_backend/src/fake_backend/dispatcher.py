@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
 
 from fake_backend.transport import Transport
+from moe_dispatch.core.choice import KnobValue
 from moe_dispatch.dispatch.alltoall import AllToAllDispatcher
 
 
@@ -13,6 +17,16 @@ class FakeDispatcher(AllToAllDispatcher):
 
     name = "fake"
 
-    def __init__(self, group: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs["knobs"] = {"form": Transport.form}
-        super().__init__(group, *args, **kwargs)
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        num_experts: int,
+        hidden: int,
+        topk: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        knobs: Mapping[str, KnobValue] | None = None,
+    ) -> None:
+        chosen = {**(knobs or {}), "form": Transport.form}
+        super().__init__(group, num_experts, hidden, topk, max_tokens, dtype, device, chosen)
