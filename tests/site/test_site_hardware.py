@@ -112,7 +112,7 @@ def test_the_fabric_is_given_or_part_of_the_name() -> None:
     assert declared_site("h100-efa", 2).fabric == "efa"
     assert declared_site("h100", 2, fabric="roce").fabric == "roce"
     assert declared_site("h100-efa", 2, fabric="infiniband").fabric == "infiniband"
-    with pytest.raises(UsageError, match="carrier-pigeon.*infiniband"):
+    with pytest.raises(UsageError, match=r"carrier-pigeon.*infiniband"):
         declared_site("h100", 2, fabric="carrier-pigeon")
     with pytest.raises(UsageError, match="nodes=0"):
         declared_site("h100", 0)

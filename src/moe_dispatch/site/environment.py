@@ -56,9 +56,10 @@ NAMES = frozenset(
 MASK = "***"
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|KEY", re.IGNORECASE)
 _NOT_SECRET = re.compile(r"^NUM_OF_[A-Z_]*TOKENS_PER_[A-Z_]+$")
+# Repetitions in front of a fixed part are bounded: unbounded ones take quadratic time on a long line.
 _MASKED_PARTS = (
     # user information of an address, up to the last @: a password may hold @, : and (though it must not) / itself
-    (re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^\s/:@]*:\S*|[^\s/]*)@"), rf"\g<1>{MASK}@"),
+    (re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}://)(?:[^\s/:@]*:\S*|[^\s/]*)@"), rf"\g<1>{MASK}@"),
     # the same without a scheme, as proxies are often given
     (re.compile(r"(?<![^\s=,;'\"])[^\s:/@=,;'\"]+:[^\s/@]+@(?=[\w\[])"), f"{MASK}@"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
@@ -68,7 +69,8 @@ _MASKED_PARTS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\g<1> {MASK}"),
     (
         re.compile(
-            r"(?i)([\w-]*(?:token|secret|passwo?r?d|credential|api[_-]?key|access[_-]?key)[\w-]*\s*[=:]\s*)[^\s,;&]+"
+            r"(?i)((?:token|secret|passwo?r?d|credential|api[_-]?key|access[_-]?key)[\w-]{0,40}\s{0,8}[=:]\s{0,8})"
+            r"[^\s,;&]+"
         ),
         rf"\g<1>{MASK}",
     ),

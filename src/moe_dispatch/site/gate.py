@@ -205,7 +205,7 @@ def _wait(child: subprocess.Popen[bytes], deadline: float, cancelled: threading.
 def _tail(path: Path) -> str:
     with open(path, "rb") as file:
         file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - 16 * _TAIL))
+        file.seek(max(0, file.tell() - 3 * _TAIL))  # masking sees more than is kept, so that no secret is cut in two
         return file.read().decode("utf-8", "replace")
 
 

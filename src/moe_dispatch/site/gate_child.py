@@ -17,6 +17,7 @@ from importlib import metadata
 from typing import Any
 
 _MAX_NAMES = 60
+_MAX_CHARS = 4000
 
 
 def run(request: dict[str, Any], report_path: str) -> None:
@@ -38,6 +39,7 @@ def run(request: dict[str, Any], report_path: str) -> None:
         _write(report, report_path)
         try:
             report["found"] = importlib.util.find_spec(top) is not None
+            _write(report, report_path)
             # as `from module import symbols` does it: a symbol may be a submodule that is yet to be imported
             module = __import__(need["module"], fromlist=need["symbols"] or ["__name__"])
             report.setdefault("file", getattr(module, "__file__", None))
@@ -85,10 +87,10 @@ def _explain(error: BaseException) -> dict[str, Any]:
     frames = traceback.extract_tb(error.__traceback__)
     return {
         "type": type(error).__name__,
-        "message": message,
+        "message": message[:_MAX_CHARS],
         "missing_module": error.name if isinstance(error, ModuleNotFoundError) else None,
         "raised_by": frames[-1].line if frames else None,
-        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[-_MAX_CHARS:],
     }
 
 

@@ -30,6 +30,7 @@ _NCCL_OLD = re.compile(r"(?i)nccl[^\n]{0,60}?(?:>=|at least|or newer|too old)")
 _NCCL_TWICE = re.compile(r"(?i)duplicate nccl|multiple (?:copies of )?(?:lib)?nccl")
 _NCCL_OTHER = re.compile(r"(?i)invalid nccl versions?: *(\S+) \(loaded\) v\.?s\.? *(\S+) \(expected\)")
 _OUT_OF_MEMORY = re.compile(r"std::bad_alloc|(?i:cannot allocate memory)|\bMemoryError\b")
+_MAX_LINE = 300
 _CUDA_LINK = "__cudaRegisterLinkedBinary"
 
 
@@ -100,8 +101,9 @@ def diagnose_report(report: dict[str, Any], install_hint: str) -> Diagnosis:
 
 
 def first_line(text: str) -> str:
-    """The first line that is not empty."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """The first line that is not empty, cut to what a table can show."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= _MAX_LINE else line[:_MAX_LINE] + " ..."
 
 
 def last_line(text: str) -> str:
