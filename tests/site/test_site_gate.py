@@ -126,6 +126,19 @@ def test_a_stricter_limit_stays(stage: Stage, tmp_path: Path) -> None:
     assert "limit (3072000000, 3072000000)" in result.detail
 
 
+def test_the_working_folder_counts_as_it_does_for_ranks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source checkout in the working folder hides the installed package from `python -m`, hence from the ranks."""
+    stage.package("class Buffer: pass\n")
+    checkout = stage.path.parent / "checkout"
+    (checkout / NAME).mkdir(parents=True)
+    (checkout / NAME / "__init__.py").write_text("raise ImportError('not built')\n")
+    monkeypatch.chdir(checkout)
+    assert "not built" in gate(backend("Buffer"), python=stage.python).reason
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    if sys.version_info >= (3, 11):
+        assert gate(backend("Buffer"), python=stage.python).available
+
+
 def test_safe_path_mode_keeps_the_path(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     stage.package("")

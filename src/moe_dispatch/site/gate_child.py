@@ -119,6 +119,8 @@ def _write(report: dict[str, Any], path: str) -> None:
 if __name__ == "__main__":
     own = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != own]  # must not shadow a backend's modules
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd())  # ranks start with `python -m`, so a source folder here is what they import
     run(json.loads(sys.argv[1]), sys.argv[2])
     sys.stdout.flush()
     sys.stderr.flush()
