@@ -14,6 +14,7 @@ from moe_dispatch.flow.budget import (
     Cost,
     layer_seconds,
     plan_decide,
+    skew_launches,
 )
 from moe_dispatch.workload.catalogue import find_model
 
@@ -64,6 +65,15 @@ def test_arms_come_before_skewed_launches_and_those_before_iterations() -> None:
     assert planned(few) == (3, 2, LEAST_ITERATIONS)
     assert planned(every) == (3, 5, LEAST_ITERATIONS)
     assert planned(wall(3, 4, 5, 5, 1.0, COST)) == (3, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "kept"),
+    [(1000.0, 5), (4 * 10.0 + 4 * 5.0, 5), (4 * 10.0 + 2.5 * 5.0, 3), (4 * 10.0, 1), (0.0, 1)],
+)
+def test_skewed_launches_shrink_to_what_is_left(left_s: float, kept: int) -> None:
+    # The first launch took 15 s, a third of it for the skewed routing: four more cost 10 s each without it.
+    assert skew_launches(planned=5, launches=5, left_s=left_s + 1e-6, first_s=15.0, share=1 / 3) == kept
 
 
 def test_layer_time_on_cpu_adds_expert_arithmetic_and_shares_cores() -> None:

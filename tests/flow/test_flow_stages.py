@@ -21,7 +21,7 @@ from moe_dispatch.evidence.record import (
 )
 from moe_dispatch.flow.choices import parse_choice
 from moe_dispatch.flow.resume import require_same_stack
-from moe_dispatch.flow.stages import StageSite, arm_of, best_variants, known, stage_plan, sweep
+from moe_dispatch.flow.stages import VARIANT_GAIN, StageSite, arm_of, best_variants, known, stage_plan, sweep
 from moe_dispatch.workload.workload import load_workload
 
 KNOBBED = BackendSpec(
@@ -109,6 +109,17 @@ def test_best_variants_rank_by_median_with_the_baseline_first() -> None:
         ("fast", 1.5),
         ("slow(chunks=8)", 3.0),
     ]
+
+
+def test_default_knobs_stand_unless_a_variant_is_clearly_faster() -> None:
+    default, near, far = (Choice(dispatcher="d", knobs=knobs) for knobs in ({}, {"k": 1}, {"k": 2}))
+    times = {"default": 100e6, "near": 100e6 * (1 - 0.9 * VARIANT_GAIN), "far": 100e6 * (1 - 1.1 * VARIANT_GAIN)}
+    kept = best_variants([record(default, [times["default"]]), record(near, [times["near"]])])
+    assert [entry.choice.label for entry in kept] == ["d"]
+    kept = best_variants(
+        [record(default, [times["default"]]), record(near, [times["near"]]), record(far, [times["far"]])]
+    )
+    assert [entry.choice.label for entry in kept] == ["d(k=2)"]
 
 
 def test_absent_is_said_and_not_left_unknown() -> None:

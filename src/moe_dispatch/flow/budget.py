@@ -42,6 +42,7 @@ class DecidePlan:
         arms: how many arms, the baseline and the screened ones in order of speed.
         visits, iterations: passes over the arms, and iterations in each.
         skew_launches: launches, the first ones, that also measure the skewed routing.
+        skew_share: part of a launch with the skewed routing that this routing takes.
         expected_s: estimated wall time of all launches.
     """
 
@@ -49,6 +50,7 @@ class DecidePlan:
     visits: int
     iterations: int
     skew_launches: int
+    skew_share: float
     expected_s: float
 
 
@@ -85,8 +87,23 @@ def plan_decide(*, left_s: float, launches: int, arms: int, skewed: bool, iterat
         visits=visits,
         iterations=timed // visits,
         skew_launches=skew_launches,
+        skew_share=1 - wall(kept, timed, 0) / wall(kept, timed, launches),
         expected_s=wall(kept, timed, skew_launches),
     )
+
+
+def skew_launches(planned: int, launches: int, left_s: float, first_s: float, share: float) -> int:
+    """How many launches measure the skewed routing, now that the first one has: no more than planned, or than fit.
+
+    Args:
+        left_s: what is left of the budget after the first launch.
+        first_s: wall time of the first launch, skewed routing included.
+        share: part of it that the skewed routing took.
+    """
+    skew_s = first_s * share
+    plain_s = first_s - skew_s
+    extra = int((left_s - (launches - 1) * plain_s) / skew_s) if skew_s > 0 else planned
+    return max(1, min(planned, 1 + extra))
 
 
 def median_total_s(record: RunRecord) -> float:

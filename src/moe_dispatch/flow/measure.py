@@ -44,11 +44,17 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class _Afforded:
-    """Arms, passes (None: those for a GPU) and skewed launches of the deciding stage, and what was left out."""
+    """What the deciding stage runs, and what was left out.
+
+    Fields:
+        passes: (warm-up, visits, iterations); None takes those for a GPU.
+        skew_share: see `budget.DecidePlan`; None where launches are not weighed against the budget.
+    """
 
     arms: Sequence[Screened]
     passes: tuple[int, int, int] | None
     skew_launches: int
+    skew_share: float | None = None
     findings: Sequence[Finding] = ()
 
 
@@ -97,6 +103,8 @@ class Session:
     def decide(self, best: Sequence[Screened], cost: budget.Cost, earlier: Sequence[RunRecord]) -> Measured:
         """Compare the baseline and the best variants on the whole layer, in as many arms as the budget allows.
 
+        Launches run one at a time: what the first one really took decides how many also repeat the skewed routing.
+
         Args:
             earlier: deciding records of an interrupted run of this session; their passes are kept.
         """
@@ -104,13 +112,21 @@ class Session:
         specs, workload, routings = self.setup.specs, self.setup.workload, self.setup.routings
         arms = [arm_of(specs[entry.choice.dispatcher], entry.choice) for entry in afforded.arms]
         plan = stage_plan(DECIDE, "layer", arms, workload, routings, self.shared, afforded.passes)
-        records: list[RunRecord] = []
-        if afforded.skew_launches:
-            records = self.bench(plan, afforded.skew_launches)
-        if afforded.skew_launches < self.request.launches:
-            # The store is the memory of a stage: launches that both calls cover are not repeated.
-            records += self.bench(plan.model_copy(update={"routings": routings[:1]}), self.request.launches)
+        plain = plan.model_copy(update={"routings": routings[:1]})
+        launches, skewed = self.request.launches, afforded.skew_launches
+        show = _Overall(self.listener, launches, len(arms) * plan.visits, launches + skewed)
+        for launch in range(launches):
+            begin = time.monotonic()
+            # The store is the memory of a stage: launches that are there already are not repeated.
+            self._bench(plan if launch < skewed else plain, launch + 1, show.measured)
+            if launch == 0 and skewed and afforded.skew_share is not None:
+                skewed = budget.skew_launches(
+                    skewed, launches, self._left(), time.monotonic() - begin, afforded.skew_share
+                )
         return Measured(best=tuple(best), findings=tuple(afforded.findings))
+
+    def _left(self) -> float:
+        return self.request.budget_s - (time.monotonic() - self.began)
 
     def _afford(self, best: Sequence[Screened], cost: budget.Cost, earlier: Sequence[RunRecord]) -> _Afforded:
         launches, skewed = self.request.launches, len(self.setup.routings) > 1
@@ -120,13 +136,14 @@ class Session:
             known = {record.choice.dispatcher for record in earlier}
             kept = [entry for entry in best if entry.choice.label in ran or entry.choice.dispatcher not in known]
             passes = (measure["warmup"], measure["visits"], measure["iterations"])
-            return _Afforded(arms=kept, passes=passes, skew_launches=launches if skewed else 0)
+            main = self.setup.workload.routing_spec.canonical
+            also = {record.launch for record in earlier if record.contract.workload["routing"] != main}
+            return _Afforded(arms=kept, passes=passes, skew_launches=max(1, len(also)) if skewed else 0)
         if self.shared.device == "cuda":
             return _Afforded(arms=best, passes=None, skew_launches=launches if skewed else 0)
-        workload = self.setup.workload
-        tokens = self.shared.tokens or workload.tokens_per_rank
+        tokens = self.shared.tokens or self.setup.workload.tokens_per_rank
         plan = budget.plan_decide(
-            left_s=self.request.budget_s - (time.monotonic() - self.began),
+            left_s=self._left(),
             launches=launches,
             arms=len(best),
             skewed=skewed,
@@ -141,6 +158,7 @@ class Session:
             arms=best[: plan.arms],
             passes=(_WARMUP_CPU, plan.visits, plan.iterations),
             skew_launches=plan.skew_launches,
+            skew_share=plan.skew_share,
             findings=[_left_out(entry, best, self.request.budget_s) for entry in best[plan.arms :]],
         )
 
@@ -184,6 +202,23 @@ def leading(setup: Setup, listener: Listener) -> Iterator[Leader | None]:
         return
     with Leader(setup.rendezvous, setup.nproc, listener.note) as leader:
         yield leader
+
+
+class _Overall:
+    """Progress of a stage that is run launch by launch, counted over all of them."""
+
+    def __init__(self, listener: Listener, launches: int, visits_per_routing: int, routings: int) -> None:
+        self._listener = listener
+        self._launches = launches
+        self._total = visits_per_routing * routings
+        self._done = 0
+
+    def measured(self, event: BenchEvent) -> None:
+        self._done += event.kind == "visit"
+        done = min(self._done, self._total)
+        self._listener.measured(
+            event.model_copy(update={"launches": self._launches, "done": done, "total": self._total})
+        )
 
 
 class _CostWatch:

@@ -35,6 +35,7 @@ from moe_dispatch.flow.stages import (
     stage_plan,
     sweep,
 )
+from moe_dispatch.megatron.version import parse_release
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ def run_select(request: SelectRequest, listener: Listener) -> Conclusion | PlanO
         MoeDispatchError: one of its classes, for anything expected.
         KeyboardInterrupt: interrupted; finished records are in the store.
     """
+    parse_release(request.core_version)
     try:
         if not request.measure.leads:
             return Followed(text=follow_leader(request.measure, listener))

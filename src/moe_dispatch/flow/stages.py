@@ -20,6 +20,9 @@ from moe_dispatch.workload.workload import Workload
 
 BASELINE = "alltoall"
 SCREEN, DECIDE = "screen", "decide"
+VARIANT_GAIN = 0.05
+"""How much faster than the default knobs a variant must be in screening to take their place."""
+
 DTYPES: Mapping[str, Literal["float32", "bfloat16", "float16"]] = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -148,13 +151,16 @@ def known(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def best_variants(records: Sequence[RunRecord]) -> list[Screened]:
-    """Best variant of each dispatcher among ok records: the baseline first, the others from fast to slow."""
+    """Best variant of each dispatcher among ok records: the baseline first, the others from fast to slow.
+
+    The default knobs stand unless another variant is faster by `VARIANT_GAIN`: one launch does not tell less apart.
+    """
+    timed = [(record.choice, median_total_s(record)) for record in records if record.status is RunStatus.OK]
     best: dict[str, Screened] = {}
-    for record in records:
-        if record.status is not RunStatus.OK:
-            continue
-        seconds = median_total_s(record)
-        name = record.choice.dispatcher
-        if name not in best or seconds < best[name].seconds:
-            best[name] = Screened(choice=record.choice, seconds=seconds)
+    for choice, seconds in timed:
+        kept = best.get(choice.dispatcher)
+        default = next((own for other, own in timed if other.dispatcher == choice.dispatcher), seconds)
+        bar = min(kept.seconds, default * (1 - VARIANT_GAIN)) if kept else seconds
+        if kept is None or seconds < bar:
+            best[choice.dispatcher] = Screened(choice=choice, seconds=seconds)
     return sorted(best.values(), key=lambda entry: (entry.choice.dispatcher != BASELINE, entry.seconds))
