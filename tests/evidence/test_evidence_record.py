@@ -35,10 +35,30 @@ def test_ok_needs_samples_and_a_passed_oracle() -> None:
         record(correctness=Correctness(passed=False))
 
 
-def test_secrets_are_dropped_by_name() -> None:
-    given = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "API_KEY": "x", "NCCL_IB_PKEY": "1"}
-    made = Provenance(created=datetime.now(timezone.utc), tool_version="0", host="a", environment=given)
-    assert set(made.environment) == {"NCCL_DEBUG", "NCCL_IB_PKEY"}
+def test_only_allowed_variables_are_kept_and_secrets_masked() -> None:
+    given = {
+        "NCCL_DEBUG": "INFO",
+        "NUM_OF_TOKENS_PER_CHUNK_COMBINE_API": "128",
+        "NCCL_IB_PKEY": "1",
+        "UCX_PROXY": "http://me:hunter22@proxy:80",
+        "HF_TOKEN": "x",
+        "NCCL_AUTH_TOKEN": "x",
+        "HOME": "/root",
+    }
+    made = Provenance(
+        created=datetime.now(timezone.utc),
+        tool_version="0",
+        host="a",
+        environment=given,
+        command="moe-dispatch select m --note api_key=abcdef123",
+    )
+    assert made.environment == {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_IB_PKEY": "1",
+        "NUM_OF_TOKENS_PER_CHUNK_COMBINE_API": "128",
+        "UCX_PROXY": "http://***@proxy:80",
+    }
+    assert "abcdef123" not in made.command
 
 
 def test_unknown_fields_are_refused() -> None:

@@ -23,7 +23,6 @@ from moe_dispatch.evidence.record import Iteration, Memory, Performance, Provena
 from moe_dispatch.workload.routing import RoutingSpec
 
 PROOF = "constructed and passed the oracle on the measured group"
-_ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_", "NVSHMEM_", "NUM_OF_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "UCX_")
 
 
 class LaunchView:
@@ -117,13 +116,12 @@ def _status(
 
 
 def _provenance(outcome: LaunchOutcome, ready: ArmReady | None) -> Provenance:
-    inherited = {key: value for key, value in os.environ.items() if key.startswith(_ENVIRONMENT_PREFIXES)}
     return Provenance(
         created=datetime.now(timezone.utc),
         tool_version=moe_dispatch.__version__,
         host=socket.gethostname(),
         command=" ".join(["moe-dispatch", *sys.argv[1:]]) if sys.argv[0].endswith("moe-dispatch") else "",
-        environment=inherited | outcome.environment,
+        environment=dict(os.environ) | outcome.environment,
         provider=ready.provider if ready else "",
         provider_version=ready.provider_version if ready else "",
         proof=PROOF if ready else "",

@@ -1,6 +1,7 @@
 """The selection guide: which dispatchers to measure for a workload on a site, in which order, and why.
 
-A prior, never a verdict: it orders and excludes by the dated rules of `guide_rules.yaml`; what is measured overrules it.
+A prior, never a verdict: it orders and excludes by the dated rules of `guide_rules.yaml`; what is measured overrules
+it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ be read as "slow". One attempt is one launch (one set of processes), which is wh
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from moe_dispatch.core.choice import Choice
+from moe_dispatch.site.environment import mask_secrets, recorded_environment
 
 SCHEMA_VERSION = 1
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|(^|_)(API_?|ACCESS_?|PRIVATE_?)?KEY($|_)", re.IGNORECASE)
 
 
 class RunStatus(str, Enum):
@@ -114,7 +113,10 @@ class Contract(Model):
 
 
 class Provenance(Model):
-    """Where the record comes from. `environment` holds an allow-list of variables; secrets are dropped here too."""
+    """Where the record comes from.
+
+    `environment` keeps only variables on the allow-list of `site.environment`, with secrets masked; so is `command`.
+    """
 
     created: datetime
     tool_version: str
@@ -127,8 +129,13 @@ class Provenance(Model):
 
     @field_validator("environment")
     @classmethod
-    def _no_secrets(cls, environment: dict[str, str]) -> dict[str, str]:
-        return {name: value for name, value in environment.items() if not _SECRET_NAME.search(name)}
+    def _allowed_variables(cls, environment: dict[str, str]) -> dict[str, str]:
+        return recorded_environment(environment)
+
+    @field_validator("command")
+    @classmethod
+    def _masked(cls, command: str) -> str:
+        return mask_secrets(command)
 
 
 class RunRecord(Model):

@@ -119,7 +119,7 @@ class GroupedExperts(nn.Module):
             ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
             out_RP = nn.functional.grouped_mm(rows, weights, offs=ends.to(rows.device, non_blocking=True))
             if out_RP.requires_grad:  # its backward refuses expanded gradients, as those of a plain sum are
-                out_RP.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+                out_RP.register_hook(torch.Tensor.contiguous)
             return out_RP
         product: torch.Tensor = _LoopedProduct.apply(rows, weights, counts)  # type: ignore[no-untyped-call]
         return product
