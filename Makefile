@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 DEMO_MODEL ?= qwen3-30b-a3b
 DEMO_EP ?= 4
+DEMO_BUDGET ?= 130
 DEMO_OUT ?= moe-dispatch-out/demo
 PYTEST_ARGS ?=
 
@@ -39,7 +40,7 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	@rm -f $(DEMO_OUT)/verdict.json
-	@$(BIN)/moe-dispatch select $(DEMO_MODEL) --ep $(DEMO_EP) --out $(DEMO_OUT) || test -s $(DEMO_OUT)/verdict.json
+	@$(BIN)/moe-dispatch select $(DEMO_MODEL) --ep $(DEMO_EP) --budget $(DEMO_BUDGET) --out $(DEMO_OUT) || test -s $(DEMO_OUT)/verdict.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

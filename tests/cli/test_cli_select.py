@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     """Working folder of a finished `select --json` with two launches, and its output."""
     folder = tmp_path_factory.mktemp("select")
     (folder / "tiny.yaml").write_text(TINY)
-    done = run("select", "tiny.yaml", "--launches", "2", "--budget", "20", "--out", "o", "--json", cwd=folder)
+    done = run("select", "tiny.yaml", "--launches", "2", "--budget", "300", "--out", "o", "--json", cwd=folder)
     return folder, done
 
 
@@ -107,7 +107,7 @@ def test_resume_of_a_finished_session_measures_nothing(
     folder, _ = finished
     store = Store(folder / "o" / "store")
     before = {record.run_id for record in store.read_all()}
-    options = ("--launches", "2", "--budget", "20", "--out", "o", "--json")
+    options = ("--launches", "2", "--budget", "300", "--out", "o", "--json")
     done = run("select", "tiny.yaml", *options, "--resume", "o/store", cwd=folder)
     assert json.loads(done.stdout)["session"] == result_of(finished)["session"]
     assert {record.run_id for record in store.read_all()} == before

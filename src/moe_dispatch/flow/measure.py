@@ -25,7 +25,7 @@ MIN_TOKENS = 256
 
 _TOKEN_STEP = 64
 _ASSUMED_COST = budget.Cost(start_s=8.0, arm_s=1.5)
-_SCREEN_PASSES = (1, 2, 2)
+_SCREEN_PASSES = (1, 4, 2)
 _WARMUP_CPU = 1
 
 
