@@ -43,7 +43,7 @@ def models(
         shape = entry.shape
         sizes = ("?", "?", "?") if shape is None else (shape.hidden, shape.moe_ffn_hidden, shape.num_moe_layers)
         rows.append((entry.name, entry.num_experts, entry.topk, *sizes, "" if shape else "needs its config.json"))
-    print_table(("model", "experts", "top-k", "hidden", "expert ffn", "MoE layers", "note"), rows)
+    print_table(("model", "experts", "top-k", "hidden", "ffn", "MoE layers", "note"), rows)
 
 
 def _show(name: str, as_json: bool) -> None:
