@@ -8,6 +8,7 @@ DEMO_MODEL ?= qwen3-30b-a3b
 DEMO_EP ?= 4
 DEMO_BUDGET ?= 130
 DEMO_OUT ?= moe-dispatch-out/demo
+PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -49,7 +50,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
