@@ -12,7 +12,7 @@ PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # The stamp carries the torch requirement, so that another TORCH installs again.
 STAMP := $(VENV)/.installed-$(subst /,_,$(subst =,-,$(TORCH)))
 
