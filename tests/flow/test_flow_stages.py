@@ -21,7 +21,16 @@ from moe_dispatch.evidence.record import (
 )
 from moe_dispatch.flow.choices import parse_choice
 from moe_dispatch.flow.resume import require_same_stack
-from moe_dispatch.flow.stages import VARIANT_GAIN, StageSite, arm_of, best_variants, known, stage_plan, sweep
+from moe_dispatch.flow.stages import (
+    VARIANT_GAIN,
+    StageSite,
+    arm_of,
+    best_variants,
+    known,
+    stack_fields,
+    stage_plan,
+    sweep,
+)
 from moe_dispatch.workload.workload import load_workload
 
 KNOBBED = BackendSpec(
@@ -124,6 +133,11 @@ def test_default_knobs_stand_unless_a_variant_is_clearly_faster() -> None:
 
 def test_absent_is_said_and_not_left_unknown() -> None:
     assert known({"num_groups": None, "tp": 1}) == {"num_groups": "none", "tp": 1}
+
+
+def test_nccl_is_left_to_the_ranks_where_no_package_names_it() -> None:
+    assert stack_fields({"torch": "2.13.0", "nccl": None, "deep_ep": None}) == {"torch": "2.13.0", "deep_ep": "none"}
+    assert stack_fields({"nccl": "2.27.5"}) == {"nccl": "2.27.5"}
 
 
 def test_contract_of_a_stage_leaves_nothing_unknown_but_tokens() -> None:

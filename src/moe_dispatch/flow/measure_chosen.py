@@ -17,7 +17,7 @@ from moe_dispatch.flow.events import Listener
 from moe_dispatch.flow.measure import Session, fit_tokens, leading
 from moe_dispatch.flow.request import MeasureRequest
 from moe_dispatch.flow.setup import Setup, follow_leader, prepare
-from moe_dispatch.flow.stages import StageSite, arm_of, known, stage_plan
+from moe_dispatch.flow.stages import StageSite, arm_of, stack_fields, stage_plan
 
 STAGE = "bench"
 
@@ -83,7 +83,7 @@ def run_chosen(
             ranks_per_domain=request.ranks_per_domain,
             tokens=fit_tokens(request, setup) if level == "layer" else None,
             site={},
-            stack=known(setup.stack),
+            stack=stack_fields(setup.stack),
         )
         arms = [arm_of(setup.specs[choice.dispatcher], choice) for choice in chosen_arms(request, setup)]
         plan = stage_plan(STAGE, level, arms, setup.workload, setup.routings, shared, passes)

@@ -5,7 +5,6 @@ A verdict never transfers from one site to another, so there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -92,11 +91,6 @@ def document(plan: PlanOnly) -> dict[str, Any]:
         "expected_rows_per_rank": plan.expected_rows,
         "findings": [finding.model_dump(mode="json") for finding in plan.findings],
     }
-
-
-def measured_candidates(found: Sequence[Candidate]) -> list[str]:
-    """Names of what should be measured, in order."""
-    return [candidate.choice.dispatcher for candidate in found if candidate.included]
 
 
 def _expected(workload: Workload, site: Site) -> dict[str, float]:

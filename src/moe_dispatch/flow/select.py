@@ -31,7 +31,7 @@ from moe_dispatch.flow.stages import (
     StageSite,
     arm_of,
     best_variants,
-    known,
+    stack_fields,
     stage_plan,
     sweep,
 )
@@ -75,7 +75,8 @@ def _lead(request: SelectRequest, listener: Listener) -> Conclusion:
     store.check_writable()
     earlier = records_to_resume(store) if request.resume else []
     shared = _shared(request, setup, earlier)
-    found = candidates(setup.workload, setup.site, setup.specs, setup.gates)
+    inside = setup.ranks_per_domain or setup.nproc
+    found = candidates(setup.workload, setup.site, setup.specs, setup.gates, ranks_per_domain=inside)
     arms = screen_arms(setup, found)
     with leading(setup, listener) as leader:
         runner: Runner | None = leader.run if leader else None
@@ -130,7 +131,7 @@ def _shared(request: SelectRequest, setup: Setup, earlier: Sequence[RunRecord]) 
         ranks_per_domain=request.measure.ranks_per_domain,
         tokens=fit_tokens(request.measure, setup),
         site={},
-        stack=known(setup.stack),
+        stack=stack_fields(setup.stack),
     )
     settled = [record.contract.workload["tokens_per_rank"] for record in earlier if record.performance is not None]
     return replace(shared, tokens=settled[0]) if settled else shared

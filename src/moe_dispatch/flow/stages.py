@@ -150,6 +150,14 @@ def known(fields: Mapping[str, object]) -> dict[str, object]:
     return {key: "none" if value is None else value for key, value in fields.items()}
 
 
+def stack_fields(fingerprint: Mapping[str, str | None]) -> dict[str, object]:
+    """Versions for the contract: absent packages as such, but NCCL only where a package names it.
+
+    A container's torch may bring its own NCCL, which the ranks then report.
+    """
+    return known({key: value for key, value in fingerprint.items() if value is not None or key != "nccl"})
+
+
 def best_variants(records: Sequence[RunRecord]) -> list[Screened]:
     """Best variant of each dispatcher among ok records: the baseline first, the others from fast to slow.
 
