@@ -121,6 +121,13 @@ def test_store_that_is_a_file(tiny: Path, tmp_path: Path) -> None:
     assert "taken" in refused(run("select", tiny, "--store", "taken", cwd=tmp_path), 1)
 
 
+def test_output_directory_that_is_a_file(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    said = refused(run("select", tiny, "--store", "s", "--out", "taken", cwd=tmp_path), 1)
+    assert "taken" in said
+    assert "--out" in said
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a read-only file system needs root")
 def test_read_only_store(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "ro"

@@ -121,6 +121,15 @@ def test_resume_refuses_another_workload_by_name(finished: tuple[Path, subproces
     assert "Traceback" not in done.stderr
 
 
+def test_attested_field_that_does_not_exist(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = finished
+    for command in (["compare", "o/store"], ["select", "tiny.yaml", "--out", "o", "--resume", "o/store"]):
+        done = run(*command, "--attest", "stack.phase_of_moon", cwd=folder)
+        assert done.returncode == 2
+        assert "stack.phase_of_moon" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def descendants(pid: int) -> list[int]:
     """Processes whose ancestor is `pid`, from /proc."""
     parents = {}

@@ -48,7 +48,7 @@ def bench(
 
     Exits 1 when a dispatcher gave no valid timing. On a CPU the tokens of a rank are fitted to --budget.
     """
-    from moe_dispatch.cli.session import progress_for
+    from moe_dispatch.cli.session import progress
     from moe_dispatch.core.errors import UsageError
     from moe_dispatch.flow.measure_chosen import run_chosen
     from moe_dispatch.flow.request import MeasureRequest
@@ -84,9 +84,7 @@ def bench(
         store=store,
         out=out,
     )
-    result = run_chosen(
-        request, "layer" if level == "layer" else "exchange", (warmup, visits, iterations), progress_for(as_json)
-    )
+    result = run_chosen(request, "layer" if level == "layer" else "exchange", (warmup, visits, iterations), progress())
     if isinstance(result, str):
         print_json({"followed": result}) if as_json else print(result)
         return 0

@@ -52,7 +52,7 @@ def select(
     report.html, verdict.json and the Megatron configuration into OUT. Records of every attempt go to the store.
     With a declared --site that is not this machine, prints the candidates and the plan and runs nothing.
     """
-    from moe_dispatch.cli.session import progress_for
+    from moe_dispatch.cli.session import progress
     from moe_dispatch.flow.request import MeasureRequest, SelectRequest
     from moe_dispatch.flow.select import run_select
 
@@ -92,4 +92,4 @@ def select(
     )
     from moe_dispatch.cli.show import show_selection
 
-    return show_selection(run_select(request, progress_for(as_json)), as_json)
+    return show_selection(run_select(request, progress()), as_json)

@@ -1,4 +1,4 @@
-"""Progress on stderr for the commands that measure; nothing at all with --json."""
+"""Progress of the commands that measure, on stderr so that stdout stays the result."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ if TYPE_CHECKING:
     from moe_dispatch.flow.events import Listener
 
 
-def progress_for(as_json: bool) -> Listener:
-    """Bars on a terminal, plain lines in a log, silence beside JSON."""
-    if as_json:
-        from moe_dispatch.flow.events import Silent
-
-        return Silent()
+def progress() -> Listener:
+    """Bars on a terminal, plain lines in a log."""
     from moe_dispatch.report.progress import ProgressView
     from moe_dispatch.report.terminal import make_console
 

@@ -152,6 +152,16 @@ def write_config(out: Path, emitted: Emitted | None, plan: AbPlan | None) -> dic
     return files
 
 
+def require_writable(out: Path) -> None:
+    """Refuse an output directory that cannot be written, before anything is measured.
+
+    Raises:
+        StoreError: says why.
+    """
+    probe = write_text(out / f".probe.{secrets.token_hex(4)}", "")
+    probe.unlink()
+
+
 def write_text(path: Path, text: str) -> Path:
     """Write a file whole or not at all.
 

@@ -18,16 +18,3 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """The measurements are over; release the terminal."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def note(self, text: str) -> None:
-        """See `Listener.note`."""
-
-    def measured(self, event: BenchEvent) -> None:
-        """See `Listener.measured`."""
-
-    def close(self) -> None:
-        """See `Listener.close`."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from moe_dispatch.bench.plan import ArmPlan
 from moe_dispatch.bench.run import Runner
 from moe_dispatch.core.choice import KnobValue
+from moe_dispatch.decide.contract import check
 from moe_dispatch.decide.guide import Candidate, candidates
 from moe_dispatch.evidence.ids import new_session_id
 from moe_dispatch.evidence.record import RunRecord
 from moe_dispatch.evidence.store import Store
-from moe_dispatch.flow.conclude import Conclusion, conclude
+from moe_dispatch.flow.conclude import Conclusion, conclude, require_writable
 from moe_dispatch.flow.events import Listener
 from moe_dispatch.flow.gates import record_unavailable
 from moe_dispatch.flow.measure import Measured, Session, fit_tokens, leading
@@ -73,6 +75,7 @@ def _lead(request: SelectRequest, listener: Listener) -> Conclusion:
     setup = prepare(request.measure, listener)
     store = Store(request.measure.store_path)
     store.check_writable()
+    require_writable(Path(request.measure.out))
     earlier = records_to_resume(store) if request.resume else []
     shared = _shared(request, setup, earlier)
     inside = setup.ranks_per_domain or setup.nproc
@@ -99,6 +102,7 @@ def _measure(
         require_same_stack(earlier, plan)
     record_unavailable(session.store, plan, setup.gates, earlier)
     screened, cost = session.screen(arms)
+    check(screened, (), request.attest)  # a field that does not exist is refused now, not after the long stage
     best = best_variants(screened)
     if not best:
         return Measured(best=(), findings=())
