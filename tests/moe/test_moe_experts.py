@@ -47,6 +47,25 @@ def test_values_and_gradients_equal_the_row_by_row_reference(activation, counts)
         torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=bound)
 
 
+def test_gradients_accumulated_in_place_are_those_of_autograd():
+    torch.manual_seed(3)
+    plain, in_place = (GroupedExperts(range(3), HIDDEN, FFN) for _ in range(2))
+    in_place.accumulate_in_place = True
+    counts = torch.tensor([4, 0, 5])
+    for step in range(3):  # the first pass has no gradient to add to
+        x, probs, seed = torch.randn(9, HIDDEN), torch.rand(9), torch.randn(9, HIDDEN)
+        for experts in (plain, in_place):
+            experts(x, probs, counts).backward(seed)
+        if step == 0:
+            kept = in_place.w1_eHP.grad.data_ptr()
+    assert in_place.w1_eHP.grad.data_ptr() == kept
+    for name in ("w1_eHP", "w2_eFH"):
+        want = getattr(plain, name).grad
+        # Two more float32 additions, in another order inside the product.
+        bound = 3 * HIDDEN * EPS32 * float(want.abs().max())
+        torch.testing.assert_close(getattr(in_place, name).grad, want, rtol=0, atol=bound)
+
+
 def test_bf16_activation_is_rounded_once():
     generator = torch.Generator().manual_seed(3)
     inner = torch.randn(50, 2 * FFN, generator=generator).bfloat16()

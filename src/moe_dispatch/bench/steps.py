@@ -85,6 +85,7 @@ class LayerStep(Step):
         shape = plan.model
         device, dtype = layer.dispatcher.device, DTYPES[plan.dtype]
         self._layer = layer
+        layer.experts.accumulate_in_place = True
         self._x_TH = _normal(tokens, shape.hidden, plan.seed, rank, dtype, device).requires_grad_()
         self._grad_TH = _normal(tokens, shape.hidden, plan.seed + 1, rank, dtype, device)
         for tensor in (self._x_TH, *layer.parameters()):
