@@ -6,20 +6,16 @@ top-k.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 
-from moe_dispatch.core.choice import KnobValue
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.dispatch import pairs
 from moe_dispatch.dispatch.exchange import ExchangeDispatcher
 from moe_dispatch.dispatch.ids import share_expert_ids
 from moe_dispatch.dispatch.order import inverse_order
-from moe_dispatch.dispatch.pool import BufferPool
 from moe_dispatch.dispatch.rows import gather_rows, offsets_from_counts, sum_rows
 from moe_dispatch.dispatch.wire import Arrival, Message, Wire
 
@@ -66,25 +62,10 @@ class AllGatherDispatcher(ExchangeDispatcher):
     name = "allgather"
     combine_roundings = 2
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        num_experts: int,
-        hidden: int,
-        topk: int,
-        max_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        knobs: Mapping[str, KnobValue] | None = None,
-    ) -> None:
-        super().__init__(group, num_experts, hidden, topk, max_tokens, dtype, device, knobs)
+    def configure(self) -> None:
+        """See `ExchangeDispatcher.configure`."""
         if self.knobs:
             raise UsageError(f"allgather: knobs {self.knobs} are not valid; it has none")
-        self.pool = BufferPool(self.device)
-
-    def close(self) -> None:
-        """Give pooled memory back."""
-        self.pool.clear()
 
     def make_plan(self, ids_TK: torch.Tensor, num_tokens: int) -> AllGatherPlan:
         """Share expert ids; collective."""

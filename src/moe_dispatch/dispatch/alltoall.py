@@ -7,17 +7,14 @@ faster across a slow link (docs/two_nodes.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from moe_dispatch.core.choice import KnobValue
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.dispatch.exchange import ExchangeDispatcher
 from moe_dispatch.dispatch.order import inverse_order, stable_order
-from moe_dispatch.dispatch.pool import BufferPool
 from moe_dispatch.dispatch.rows import gather_rows, offsets_from_counts, sum_rows
 from moe_dispatch.dispatch.wire import Arrival, Message, Wire
 
@@ -67,28 +64,13 @@ class AllToAllDispatcher(ExchangeDispatcher):
     name = "alltoall"
     combine_roundings = 1
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        num_experts: int,
-        hidden: int,
-        topk: int,
-        max_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        knobs: Mapping[str, KnobValue] | None = None,
-    ) -> None:
-        super().__init__(group, num_experts, hidden, topk, max_tokens, dtype, device, knobs)
+    def configure(self) -> None:
+        """See `ExchangeDispatcher.configure`."""
         unknown = set(self.knobs) - {"form"}
         form = self.knobs.get("form", "collective")
         if unknown or form not in _FORMS:
             raise UsageError(f"alltoall: knobs {self.knobs} are not valid; allowed: form={' or form='.join(_FORMS)}")
         self.form = str(form)
-        self.pool = BufferPool(self.device)
-
-    def close(self) -> None:
-        """Give pooled memory back."""
-        self.pool.clear()
 
     def make_plan(self, ids_TK: torch.Tensor, num_tokens: int) -> AllToAllPlan:
         """Sort pairs by expert and exchange row counts; collective."""

@@ -7,14 +7,18 @@ and gather backward; combine is the reverse, on the same plan, so a backward pas
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from moe_dispatch.core.choice import KnobValue
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.dispatch.base import Dispatched, Dispatcher
+from moe_dispatch.dispatch.pool import BufferPool
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,37 @@ class PendingCombine:
 
 
 class ExchangeDispatcher(Dispatcher):
-    """Base of alltoall, allgather and hierarchical. Subclasses give the plan and the raw, autograd-free operations."""
+    """Base of alltoall, allgather and hierarchical. Subclasses give the plan and the raw, autograd-free operations.
+
+    `pool` holds the buffers of this dispatcher; rows that callers hold keep theirs.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        num_experts: int,
+        hidden: int,
+        topk: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        knobs: Mapping[str, KnobValue] | None = None,
+    ) -> None:
+        super().__init__(group, num_experts, hidden, topk, max_tokens, dtype, device, knobs)
+        self.pool = BufferPool(self.device)
+        self.configure()
+
+    @abstractmethod
+    def configure(self) -> None:
+        """Check `self.knobs` and set up what they decide; may be collective.
+
+        Raises:
+            UsageError: an unknown knob or an impossible value.
+        """
+
+    def close(self) -> None:
+        """Give pooled memory back."""
+        self.pool.clear()
 
     @abstractmethod
     def make_plan(self, ids_TK: torch.Tensor, num_tokens: int) -> Any:

@@ -9,13 +9,11 @@ fast ones); `domain_size` overrides the ranks per host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from moe_dispatch.core.choice import KnobValue
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.dispatch.domains import detect_domains
 from moe_dispatch.dispatch.exchange import ExchangeDispatcher
@@ -23,7 +21,6 @@ from moe_dispatch.dispatch.hierarchical_grouped import GroupedExchange
 from moe_dispatch.dispatch.hierarchical_plan import HierarchicalPlan
 from moe_dispatch.dispatch.hierarchical_stream import StreamExchange
 from moe_dispatch.dispatch.ids import share_expert_ids
-from moe_dispatch.dispatch.pool import BufferPool
 
 _DEFAULT_CHUNKS = 4
 _Result = tuple[torch.Tensor, torch.Tensor | None]
@@ -46,18 +43,8 @@ class HierarchicalDispatcher(ExchangeDispatcher):
     name = "hierarchical"
     combine_roundings = 3
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        num_experts: int,
-        hidden: int,
-        topk: int,
-        max_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        knobs: Mapping[str, KnobValue] | None = None,
-    ) -> None:
-        super().__init__(group, num_experts, hidden, topk, max_tokens, dtype, device, knobs)
+    def configure(self) -> None:
+        """See `ExchangeDispatcher.configure`."""
         unknown = set(self.knobs) - {"chunks", "domain_size"}
         chunks = self.knobs.get("chunks")
         chunks = _DEFAULT_CHUNKS if chunks is None else chunks
@@ -68,16 +55,11 @@ class HierarchicalDispatcher(ExchangeDispatcher):
                 f"hierarchical: knobs {self.knobs} are not valid; "
                 f"allowed: chunks from 1 to {_MOST_CHUNKS}, domain_size a divisor of the group size"
             )
-        self.domains = detect_domains(group, None if size is None else int(size))
-        grouped = dist.get_backend(group) == "nccl"
+        self.domains = detect_domains(self.group, None if size is None else int(size))
+        grouped = dist.get_backend(self.group) == "nccl"
         self.chunks = int(chunks) if self.domains.count > 1 and not grouped else 1
-        self.pool = BufferPool(self.device)
         executor = GroupedExchange if grouped else StreamExchange
-        self._exchange: _Executor = executor(group, self.domains, self.pool, hidden, dtype)
-
-    def close(self) -> None:
-        """Give pooled memory back."""
-        self.pool.clear()
+        self._exchange: _Executor = executor(self.group, self.domains, self.pool, self.hidden, self.dtype)
 
     def make_plan(self, ids_TK: torch.Tensor, num_tokens: int) -> HierarchicalPlan:
         """Share expert ids and derive every count from them; collective."""

@@ -74,8 +74,8 @@ class GroupedExperts(nn.Module):
         ffn_hidden: F.
         activation: `swiglu` or `squared_relu`.
 
-    Weights: `w1_eHP` [e, H, P] and `w2_eFH` [e, F, H]. Set `accumulate_in_place` to add their gradients into an existing
-    `.grad` inside the product (not with `grouped_mm`); gradients are then not seen by `torch.autograd.grad` and hooks.
+    Weights: `w1_eHP` [e, H, P] and `w2_eFH` [e, F, H]. Set `accumulate_in_place` to add their gradients to an existing
+    `.grad` inside the product (not with `grouped_mm`); `torch.autograd.grad` and hooks then see none of them.
     """
 
     def __init__(
