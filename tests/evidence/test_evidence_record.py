@@ -12,7 +12,7 @@ import pytest
 from evidence_records import record
 from pydantic import ValidationError
 
-from moe_dispatch.evidence.record import Correctness, Provenance, RunRecord, RunStatus
+from moe_dispatch.evidence.record import Correctness, Iteration, Provenance, RunRecord, RunStatus
 from moe_dispatch.evidence.schema import run_record_schema, schema_text
 
 EXPORTED = Path(__file__).parents[2] / "docs" / "schema" / "run-record.schema.json"
@@ -33,6 +33,20 @@ def test_ok_needs_samples_and_a_passed_oracle() -> None:
         record(performance=None)
     with pytest.raises(ValidationError, match="correctness"):
         record(correctness=Correctness(passed=False))
+
+
+@pytest.mark.parametrize(
+    "latency_us",
+    [{"total": 0.0}, {"total": -1.0}, {"total": float("nan")}, {"total": float("inf")}, {"forward": 1.0}, {}],
+)
+def test_a_time_that_cannot_be_is_no_sample(latency_us: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="latency_us"):
+        Iteration(pass_index=0, latency_us=latency_us, slowest_rank=0)
+
+
+def test_correctness_is_not_passed_over_a_failed_check() -> None:
+    with pytest.raises(ValidationError, match="failed checks: combine"):
+        Correctness(passed=True, checks={"dispatch": True, "combine": False})
 
 
 def test_only_allowed_variables_are_kept_and_secrets_masked() -> None:

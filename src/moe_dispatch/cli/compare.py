@@ -29,6 +29,7 @@ def compare(
     """Check stored records against one contract and give the verdict over them.
 
     A field of the contract that differs refuses the comparison by name; one that is unknown caps the verdict.
+    Exits 1 without a valid verdict, or when an arm was refused.
     """
     from moe_dispatch.decide.verdict import decide
     from moe_dispatch.flow.judge import of_session, read_records, simplicity
@@ -52,4 +53,4 @@ def compare(
         from moe_dispatch.cli.show import show_verdict
 
         show_verdict(verdict, unreadable)
-    return 0 if verdict.kind.valid else 1
+    return 0 if verdict.clean else 1

@@ -32,4 +32,4 @@ def report(
     else:
         print(f"{data.verdict.kind.value}: {data.verdict.statement}")
         print(f"report: {path}")
-    return 0 if data.verdict.kind.valid else 1
+    return 0 if data.verdict.clean else 1

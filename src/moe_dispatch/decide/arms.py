@@ -37,6 +37,8 @@ class ArmSummary(Model):
         median_us: geometric mean of those, the time that is ranked.
         memory_bytes: largest over launches, or None when it is not known for all arms.
         labels: of this arm, arm-specific ones included.
+        hosts: that ran it, in any launch.
+        providers: what was behind the name (package and API); more than one means that records of two were pooled.
     """
 
     choice: Choice
@@ -47,6 +49,8 @@ class ArmSummary(Model):
     memory_bytes: int | None = None
     memory_kind: str = ""
     labels: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -119,6 +123,8 @@ class Arm:
             memory_bytes=self.memory(memory_kind) if memory_kind else None,
             memory_kind=memory_kind,
             labels=tuple(sorted({label for record in self.records.values() for label in record.labels})),
+            hosts=tuple(sorted({host for record in self.records.values() for host in _hosts(record)})),
+            providers=tuple(sorted({record.provenance.provider for record in self.records.values()} - {""})),
         )
 
     def _latencies(self, record: RunRecord) -> list[float]:
@@ -214,3 +220,9 @@ def straggler_finding(arms: Iterable[Arm]) -> Finding | None:
 def _iterations(record: RunRecord) -> Sequence[Iteration]:
     assert record.performance is not None
     return record.performance.iterations
+
+
+def _hosts(record: RunRecord) -> Sequence[str]:
+    """Hosts of the ranks; that of the launcher where a record does not name them."""
+    assert record.performance is not None
+    return record.performance.host_of_rank or (record.provenance.host,)

@@ -87,6 +87,32 @@ def noise_cap(comparison: Comparison) -> Cap | None:
     )
 
 
+def hosts_cap(comparison: Comparison) -> Cap | None:
+    """Arms that never ran in the same launches, and not on the same hosts: the host may be the difference."""
+    hosts = {arm.label: arm.hosts for arm in comparison.arms}
+    for ratio in comparison.ratios:
+        if not ratio.interval.paired and hosts[ratio.arm] != hosts[ratio.against]:
+            where = "; ".join(f"{label} on {', '.join(hosts[label])}" for label in (ratio.arm, ratio.against))
+            return Cap(
+                id="other-hosts",
+                reason=f"the arms ran in separate launches on different hosts ({where})",
+                remedy=f"launches of {ratio.arm} and {ratio.against} together, on the same hosts",
+            )
+    return None
+
+
+def provider_cap(comparison: Comparison) -> Cap | None:
+    """Records of two packages that answer to one name."""
+    for arm in comparison.arms:
+        if len(arm.providers) > 1:
+            return Cap(
+                id="providers-mixed",
+                reason=f"{arm.label} was provided by {' and '.join(arm.providers)}",
+                remedy=f"comparing the records of one provider of {arm.label} only",
+            )
+    return None
+
+
 def tuned_cap(question: Question, comparison: Comparison, label: str) -> Cap | None:
     """The arm's knobs were chosen by the very runs that judge it."""
     arm = comparison.arm(label)

@@ -19,6 +19,21 @@ GROUPS = ("workload", "measure", "site", "stack")
 ARM_LABELS = frozenset({"untuned"})
 """Labels that say something about one arm; they may differ between arms and are carried into the statement."""
 
+REQUIRED = (
+    "workload.model",
+    "workload.tokens_per_rank",
+    "workload.dtype",
+    "workload.routing",
+    "measure.level",
+    "site.device",
+    "site.device_name",
+    "site.transport",
+    "site.nodes",
+    "site.ranks",
+    "stack.torch",
+)
+"""Fields without which no statement could say what it is about: unknown where a record leaves them out altogether."""
+
 _WHY = {
     "workload.routing": "forced, natural and skewed routing are different workloads",
     "labels": "a label says that the numbers mean something else (fewer tokens, shared devices, synthetic data)",
@@ -40,7 +55,7 @@ class ContractCheck(Model):
     Fields:
         equal: fields that are known and equal in all of them.
         different: fields in which other records of the same question differ from these; those are not compared.
-        unknown: fields unknown in at least one of them and not attested.
+        unknown: fields unknown in at least one of them, or required and in none, and not attested.
         attested: unknown fields that the user vouches for.
     """
 
@@ -86,7 +101,8 @@ def check(chosen: Sequence[RunRecord], others: Sequence[RunRecord], attest: Iter
     """
     texts = [(record.choice.label, _texts(record)) for record in (*chosen, *others)]
     ours = [text for _, text in texts[: len(chosen)]]
-    names = sorted({name for record in (*chosen, *others) for name in contract_fields(record)})
+    named = {name for record in (*chosen, *others) for name in contract_fields(record)}
+    names = sorted(named | set(REQUIRED)) if chosen else sorted(named)
     vouched = _resolve(attest, names)
     equal: dict[str, Any] = {}
     unknown: list[str] = []
@@ -94,7 +110,7 @@ def check(chosen: Sequence[RunRecord], others: Sequence[RunRecord], attest: Iter
         values = {text.get(name) for text in ours}
         if len(values) == 1 and None not in values:
             equal[name] = contract_fields(chosen[0])[name]
-        elif any(name in contract_fields(record) for record in chosen):
+        elif name in REQUIRED or any(name in contract_fields(record) for record in chosen):
             unknown.append(name)
     return ContractCheck(
         equal=equal,

@@ -11,7 +11,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from moe_dispatch.core.choice import Choice
-from moe_dispatch.core.finding import Finding
+from moe_dispatch.core.errors import UsageError
+from moe_dispatch.core.finding import Finding, Severity
 from moe_dispatch.decide import caps, notes, statement
 from moe_dispatch.decide.arms import ArmStatus, ArmSummary
 from moe_dispatch.decide.caps import Cap, SkewCheck
@@ -94,6 +95,11 @@ class Verdict(Model):
     findings: tuple[Finding, ...]
     would_change: tuple[str, ...]
 
+    @property
+    def clean(self) -> bool:
+        """Whether a command that was asked for just this comparison may exit 0: valid, and no arm was refused."""
+        return self.kind.valid and not any(finding.severity is Severity.ERROR for finding in self.findings)
+
 
 class _Outcome(NamedTuple):
     kind: VerdictKind
@@ -129,8 +135,13 @@ def decide(
         routing: canonical routing of the main comparison; see `question.pose`.
 
     Raises:
-        UsageError: an attested field or a phase that does not exist.
+        UsageError: an attested field, a phase or a baseline that does not exist, or a threshold outside 0 to 1.
     """
+    if not 0 <= threshold < 1:
+        raise UsageError(f"--threshold {threshold} must be at least 0 and below 1", "0.02 means two percent")
+    names = {name for record in records for name in (record.choice.label, record.choice.dispatcher)}
+    if baseline is not None and baseline not in names:
+        raise UsageError(f"no record tried the baseline {baseline!r}", f"there are: {', '.join(sorted(names))}")
     question = pose(records, routing)
     failed = [record for record in question.others if record.status is not RunStatus.OK]
     comparison = compare(
@@ -273,6 +284,8 @@ class _Rules:
         skew = caps.skew_checks(self.question, best.label, rivals, self.threshold, self.phase) if won else []
         found = [
             caps.unknown_cap(self.comparison),
+            caps.hosts_cap(self.comparison),
+            caps.provider_cap(self.comparison),
             caps.launches_cap(self.comparison, [arm.label for arm in self.arms], self.min_launches),
             caps.unstable_cap(self.comparison.not_ranked, recommended.label, self.question.stage),
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -51,9 +51,18 @@ class Iteration(Model):
         slowest_rank: rank that set `total`.
     """
 
-    pass_index: int
-    latency_us: dict[str, float]
-    slowest_rank: int
+    pass_index: int = Field(ge=0)
+    latency_us: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+    slowest_rank: int = Field(ge=0)
+
+    @field_validator("latency_us")
+    @classmethod
+    def _has_total(cls, latency_us: dict[str, float]) -> dict[str, float]:
+        if "total" not in latency_us:
+            raise ValueError(
+                f"an iteration needs the latency of phase 'total'; it has {', '.join(latency_us) or 'none'}"
+            )
+        return latency_us
 
 
 class Correctness(Model):
@@ -64,6 +73,13 @@ class Correctness(Model):
     max_error: float | None = None
     bound: float | None = None
     detail: str = ""
+
+    @model_validator(mode="after")
+    def _no_pass_over_a_failed_check(self) -> Correctness:
+        failed = [name for name, passed in self.checks.items() if not passed]
+        if self.passed and failed:
+            raise ValueError(f"correctness cannot have passed with failed checks: {', '.join(failed)}")
+        return self
 
 
 class Memory(Model):
