@@ -169,9 +169,25 @@ def test_resume_measures_only_what_is_missing() -> None:
     )
     runner = ScriptedRunner()
     records = run_bench(request(ALLTOALL, HIERARCHICAL, launches=3), store, runner=runner)
-    assert runner.launched == [(0, ["hierarchical"], ROUTINGS[:1]), (2, ["alltoall", "hierarchical"], ROUTINGS)]
+    assert runner.launched == [
+        (0, ["alltoall", "hierarchical"], ROUTINGS[:1]),  # not alone: it is compared with what ran beside it
+        (2, ["alltoall", "hierarchical"], ROUTINGS),
+    ]
     assert {plan.fitted_tokens for plan in runner.plans} == {32}
-    assert len(records) == len(store.records) == 12
+    assert len(records) == len(store.records) == 13
+
+
+def test_an_arm_that_is_new_on_resume_runs_beside_the_baseline() -> None:
+    store = MemoryStore()
+    run_bench(request(ALLTOALL, HIERARCHICAL, launches=2), store, runner=ScriptedRunner())
+    runner = ScriptedRunner()
+    run_bench(request(ALLTOALL, HIERARCHICAL, THIRD, launches=2), store, runner=runner)
+    assert runner.launched == [(launch, ["alltoall", "third"], ROUTINGS) for launch in range(2)]
+    processes = {record.processes for record in store.records}
+    assert len(processes) == 4
+    for one in processes:
+        mates = [record for record in store.records if record.processes == one]
+        assert {record.choice.dispatcher for record in mates} in ({"alltoall", "hierarchical"}, {"alltoall", "third"})
 
 
 def test_resume_leaves_failed_arms_alone_and_retries_interrupted_ones() -> None:

@@ -71,6 +71,16 @@ def test_interleaved_launches_may_use_other_hosts_each() -> None:
     assert judged(moved).kind is VerdictKind.WINNER
 
 
+def test_the_same_launch_in_other_processes_is_not_interleaved() -> None:
+    """Resumed later: the arms share session, stage and launch, and nothing else."""
+    base = [one.model_copy(update={"processes": f"first{one.launch}"}) for one in quiet("alltoall", 1000)]
+    late = [one.model_copy(update={"processes": f"later{one.launch}"}) for one in quiet("hierarchical", 800)]
+    verdict = judged([*base, *late])
+    assert "not-interleaved" in ids(verdict)
+    assert all(not arm.ratio.paired for arm in verdict.evidence if arm.ratio)
+    assert "not-interleaved" not in ids(judged(quiet("alltoall", 1000) + quiet("hierarchical", 800)))
+
+
 def test_two_packages_behind_one_name_are_not_one_arm() -> None:
     arm = arm_records("deepep", 800)
     mixed = [*provided(arm[:2], "deep_ep.Buffer"), *provided(arm[2:], "uccl.Buffer")]

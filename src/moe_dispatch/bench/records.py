@@ -7,6 +7,7 @@ another's failure gets no record here and is launched again.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from collections import defaultdict
@@ -55,12 +56,18 @@ class LaunchView:
 
 def records_of(plan: BenchPlan, outcome: LaunchOutcome) -> list[RunRecord]:
     """Records of all (arm, routing) pairs of the plan that are settled by this outcome, in the plan's order."""
-    view = LaunchView(outcome)
-    found = (_record(plan, outcome, view, arm, routing) for arm in range(len(plan.arms)) for routing in plan.routings)
+    view, processes = LaunchView(outcome), secrets.token_hex(6)
+    found = (
+        _record(plan, outcome, view, processes, arm, routing)
+        for arm in range(len(plan.arms))
+        for routing in plan.routings
+    )
     return [record for record in found if record is not None]
 
 
-def _record(plan: BenchPlan, outcome: LaunchOutcome, view: LaunchView, arm: int, routing: str) -> RunRecord | None:
+def _record(
+    plan: BenchPlan, outcome: LaunchOutcome, view: LaunchView, processes: str, arm: int, routing: str
+) -> RunRecord | None:
     iterations = tuple(view.iterations.get((arm, routing), ()))
     hosts = view.started.host_of_rank if view.started else ()
     samples = Performance(iterations=iterations, host_of_rank=hosts) if iterations else None
@@ -79,6 +86,7 @@ def _record(plan: BenchPlan, outcome: LaunchOutcome, view: LaunchView, arm: int,
         session=plan.session,
         stage=plan.stage,
         launch=plan.launch,
+        processes=processes,
         choice=plan.arms[arm].choice,
         status=status,
         contract=plan.contract(

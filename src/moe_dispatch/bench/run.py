@@ -1,7 +1,8 @@
 """One stage of a session: several launches of several arms, every finished attempt written to the store at once.
 
 An arm that failed is recorded and left out from then on; arms that its failure cut short are launched again without it.
-The store is the memory: run again with the same session, and only what is missing is measured.
+The store is the memory: run again with the same session, and only what is missing is measured, together with what it is
+compared with: arms that ran in other processes, maybe hours apart, would only look interleaved.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ class _Stage:
         mine = [r for r in session if r.stage == self.plan.stage and r.contract.measure.get("level") == self.plan.level]
         self.records = [record for record in mine if record.status not in RETRIED]
         self.failed = {r.choice.label for r in session if r.status not in (*RETRIED, RunStatus.OK)}
+        known = {record.choice.label for record in self.records}
+        self.late = {arm.choice.label for arm in self.plan.arms} - known if known else set()
         settled = (r.contract.workload["tokens_per_rank"] for r in self.records)
         self.tokens = next((tokens for tokens in settled if tokens is not None), self.plan.fitted_tokens)
         self.total = request.launches * len(self.plan.arms) * len(self.plan.routings) * self.plan.visits
@@ -151,7 +154,8 @@ class _Stage:
     def _next_plan(self, launch: int) -> BenchPlan | None:
         """The next set of processes for this launch index, or None when it is complete.
 
-        Routings that lack the same arms share one; in the normal case that is all of them.
+        Routings that lack the same arms share one; in the normal case that is all of them. A launch that was cut short
+        is repeated with all arms that work; an arm that is new to a resumed stage runs beside the baseline.
         """
         have = {(r.choice.label, r.contract.workload["routing"]) for r in self.records if r.launch == launch}
         lacking = {
@@ -166,6 +170,10 @@ class _Stage:
         if not arms:
             return None
         routings = tuple(routing for routing, missing in lacking.items() if missing == arms)
+        mates = self.plan.arms[:1] if all(arm.choice.label in self.late for arm in arms) else self.plan.arms
+        arms = tuple(
+            arm for arm in self.plan.arms if arm in arms or (arm in mates and arm.choice.label not in self.failed)
+        )
         return self.plan.model_copy(
             update={"launch": launch, "arms": arms, "routings": routings, "fitted_tokens": self.tokens}
         )

@@ -27,6 +27,7 @@ class LaunchKey(NamedTuple):
     session: str
     stage: str
     launch: int
+    processes: str
 
 
 class ArmSummary(Model):
@@ -84,7 +85,7 @@ class Arm:
         self.label = self.choice.label
         self.records: dict[LaunchKey, RunRecord] = {}
         for record in sorted(records, key=lambda one: one.run_id):
-            self.records[LaunchKey(record.session, record.stage, record.launch)] = record
+            self.records[LaunchKey(record.session, record.stage, record.launch, record.processes)] = record
         self._phase = phase
 
     def samples(self, keys: Iterable[LaunchKey] | None = None) -> list[Samples]:

@@ -162,6 +162,7 @@ class RunRecord(Model):
         session: groups the launches of one `select` or `bench`.
         stage: `gate`, `screen`, `decide`, `skew`, `confirm`.
         launch: index of the launch inside the stage.
+        processes: names the set of processes; a launch that was cut short and repeated has two. Empty where unknown.
         choice: dispatcher and knobs under test.
         labels: `oversubscribed`, `scaled_tokens`, `benchmark_only`, `untuned`, ...; they travel with every number.
         reason: for any status but `ok`, one sentence a person can act on.
@@ -173,6 +174,7 @@ class RunRecord(Model):
     session: str
     stage: str
     launch: int
+    processes: str = ""
     choice: Choice
     status: RunStatus
     contract: Contract
