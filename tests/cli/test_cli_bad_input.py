@@ -89,6 +89,11 @@ def test_nonsense_routing(tiny: Path, tmp_path: Path, routing: str) -> None:
         (["--nnodes", "2"], "--rdzv-endpoint"),
         (["--nnodes", "2", "--rdzv-endpoint", "nohost"], "HOST:PORT"),
         (["--node-rank", "1"], "--nnodes"),
+        (["--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:1", "--node-rank", "-1"], "--node-rank"),
+        (["--nproc", "0"], "--nproc"),
+        (["--master-port", "70000"], "--master-port"),
+        (["--budget", "inf"], "--budget"),
+        (["--ranks-per-domain", "0"], "--ranks-per-domain"),
         (["--precision", "fp8"], "fp8"),
         (["--precision", "int3"], "precision"),
         (["--site", "h1000"], "h100"),
@@ -167,6 +172,8 @@ def test_records_that_do_not_exist(tmp_path: Path, command: str) -> None:
         (["emit", "deepep", "--knob", "num_sms=3"], 2, "num_sms"),
         (["emit", "deepep", "--knob", "num_sms"], 2, "name=value"),
         (["emit", "deepep", "--core-version", "0.10"], 2, "0.10"),
+        (["emit", "deepep", "--ep", "8"], 2, "--workload"),
+        (["emit", "deepep", "--nodes", "2"], 2, "--site"),
         (["hardware", "h1000"], 2, "h100"),
         (["bench", "qwen3-30b-a3b", "--ep", "4", "--level", "training"], 2, "layer"),
         (["bench", "qwen3-30b-a3b", "--ep", "4", "--visits", "0"], 2, "--visits"),
@@ -175,3 +182,59 @@ def test_records_that_do_not_exist(tmp_path: Path, command: str) -> None:
 )
 def test_other_commands(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
     assert said in refused(run(*arguments, cwd=tmp_path), code)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"expert_ids": [[0, 1, 2]]}, "top-2"),
+        ({"expert_ids": [[0, 9]]}, "0..7"),
+        ({"expert_ids": [[0, 0]]}, "twice"),
+        ({"expert_ids": [[0, 1], [2]]}, "different lengths"),
+        ({"expert_ids": [[0, 1], [1, 2]], "probs": [[0.5], [0.1, 0.2]]}, "probs"),
+        ({"expert_ids": [[0, 1]], "probs": "x"}, "probs"),
+        ({"expert_ids": [[0, 1]], "probs": [[float("nan"), 1.0]]}, "finite"),
+        ({"loads": [1, 2, 3]}, "8"),
+        ({"loads": "x"}, "neither"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_trace_that_does_not_fit_is_refused_before_anything_starts(
+    tiny: Path, tmp_path: Path, content: dict[str, object], said: str
+) -> None:
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    for option in ("--routing", "--skew"):
+        message = refused(run("select", tiny, option, "trace:t.json", cwd=tmp_path), 2)
+        assert said.replace("0..7", "-1..7") in message
+        assert "probing" not in message
+
+
+def test_broken_torch_is_named_with_its_fix(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "shim" / "torch").mkdir(parents=True)
+    (tmp_path / "shim" / "torch" / "__init__.py").write_text("raise ImportError('libtorch is elsewhere')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "shim")}
+    for command in ("select", "bench"):
+        done = subprocess.run(
+            [*COMMAND, command, str(tiny)], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment
+        )
+        said = refused(done, 1)
+        assert "libtorch is elsewhere" in said
+        assert "moe-dispatch[torch]" in said
+
+
+@pytest.mark.gloo
+def test_interface_that_does_not_exist(tiny: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "nowhere0"}
+    done = subprocess.run(
+        [*COMMAND, "bench", str(tiny)], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment
+    )
+    assert "no network interface 'nowhere0'" in refused(done, 1)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_written(options: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "models", *options], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "the output cannot be written" in done.stderr

@@ -32,6 +32,7 @@ EXIT_STORAGE = 74
 """Exit code of a rank that could not write its files (EX_IOERR of sysexits.h): it could not write the reason either."""
 
 _CRASH_FIX = "read the log of this launch; the other dispatchers were measured without this one"
+_BLAMELESS_FIX = "read the log of this launch"
 
 
 class ErrorKind(str, Enum):
@@ -176,6 +177,8 @@ def _from_error(error: RankError) -> Failure:
         RunStatus.CRASHED: (f"{where} failed in {error.phase}: {error.message}", _CRASH_FIX),
     }
     reason, fix = wording[status]
+    if error.arm is None and fix == _CRASH_FIX:
+        fix = _BLAMELESS_FIX
     return Failure(status=status, reason=reason, fix=error.fix or fix, arm=error.arm, rank=error.rank)
 
 

@@ -71,10 +71,12 @@ def rank_environment(rendezvous: Rendezvous | None, extra: dict[str, str] | None
     """Variables set for every rank of this node: one compute thread per rank, and the interface for gloo.
 
     Raises:
-        LaunchError: the rendezvous host cannot be reached.
+        LaunchError: the rendezvous host cannot be reached, or GLOO_SOCKET_IFNAME names no interface.
     """
     chosen = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface:
+        network.require_interfaces(interface)
     if rendezvous is None or rendezvous.nnodes == 1:
         interface = interface or network.interface_towards("127.0.0.1")
     else:
@@ -272,8 +274,9 @@ def require_started(outcome: LaunchOutcome) -> None:
     failure = outcome.failure
     if failure is None or failure.arm is not None or failure.status is RunStatus.INTERRUPTED:
         return
-    tail = "\n".join(outcome.log_tail.splitlines()[-12:])
+    explained = failure.rank is not None and not failure.consequence
+    tail = "" if explained else "\n".join(["", *outcome.log_tail.splitlines()[-12:]])
     raise LaunchError(
         f"the launch failed and no dispatcher is to blame: {failure.reason}",
-        f"{failure.fix or 'read the log'} ({outcome.log})\n{tail}",
+        f"{failure.fix or 'read the log'} ({outcome.log}){tail}",
     )

@@ -38,6 +38,21 @@ def require_port(port: int, host: str = "") -> None:
             ) from error
 
 
+def require_interfaces(names: str) -> None:
+    """Check that all interfaces of a GLOO_SOCKET_IFNAME exist on this host.
+
+    Raises:
+        LaunchError: one does not; the message lists those that do.
+    """
+    here = [name for _, name in socket.if_nameindex()]
+    for name in names.split(","):
+        if name not in here:
+            raise LaunchError(
+                f"GLOO_SOCKET_IFNAME={names}: this host has no network interface {name!r}",
+                f"use one of: {', '.join(here)}; or unset it",
+            )
+
+
 def address_towards(host: str) -> str:
     """This host's IPv4 address on the way to `host` (no packet is sent).
 

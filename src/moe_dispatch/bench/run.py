@@ -7,6 +7,7 @@ compared with: arms that ran in other processes, maybe hours apart, would only l
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from moe_dispatch.bench.events import ArmRefused, Event, Fitted, Visit
 from moe_dispatch.bench.launch import LaunchOutcome, Master, OnEvent, require_started, run_launch
 from moe_dispatch.bench.plan import BenchPlan
 from moe_dispatch.bench.records import records_of
-from moe_dispatch.core.errors import LaunchError
+from moe_dispatch.core.errors import LaunchError, StoreError
 from moe_dispatch.evidence.record import Model, RunRecord, RunStatus
 from moe_dispatch.workload.routing import RoutingSpec
 
@@ -108,10 +109,23 @@ def run_bench(
         KeyboardInterrupt: the user interrupted; what was finished is in the store, the rest is recorded `interrupted`.
     """
     store.check_writable()
-    if request.work_dir is None:
-        with tempfile.TemporaryDirectory(prefix="moe-dispatch-") as folder:
-            return _Stage(request, store, on_event, runner, Path(folder)).run()
-    return _Stage(request, store, on_event, runner, Path(request.work_dir)).run()
+    if request.work_dir is not None:
+        return _Stage(request, store, on_event, runner, Path(request.work_dir)).run()
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="moe-dispatch-"))
+    except OSError as error:
+        raise StoreError(
+            f"no temporary folder can be made: {error.strerror or error}", "set TMPDIR to a folder that can be written"
+        ) from error
+    keep = False
+    try:
+        return _Stage(request, store, on_event, runner, folder).run()
+    except LaunchError:
+        keep = True  # the message names the log in there
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Stage:

@@ -20,6 +20,7 @@ from moe_dispatch.bench.events import RESULTS_FILE, Event, ResultsWriter
 from moe_dispatch.bench.plan import BenchPlan
 from moe_dispatch.bench.procs import die_with_parent
 from moe_dispatch.bench.progress import ProgressWriter
+from moe_dispatch.core.errors import MoeDispatchError
 
 _MESSAGE_LIMIT = 600
 
@@ -37,8 +38,9 @@ def main(arguments: list[str]) -> int:
         _run(BenchPlan.model_validate_json(plan_path.read_text(encoding="utf-8")), folder, progress, number)
     except BaseException as error:
         # One line per failure class is enough for the record; the traceback goes to the log.
-        text = " ".join(str(error).split()) or type(error).__name__
-        if type(error).__name__ not in text:
+        said = error.message if isinstance(error, MoeDispatchError) else str(error)
+        text = " ".join(said.split()) or type(error).__name__
+        if not isinstance(error, MoeDispatchError) and type(error).__name__ not in text:
             text = f"{type(error).__name__}: {text}"
         kind = error_kind(error)
         with contextlib.suppress(OSError):

@@ -32,12 +32,22 @@ def emit(
 
     A dispatcher that Megatron does not ship has no configuration; that is said, and the exit code is 1.
     """
+    from moe_dispatch.core.errors import UsageError
     from moe_dispatch.core.registry import get_backend
     from moe_dispatch.flow.choices import parse_choice
     from moe_dispatch.megatron.emit import emit as write
     from moe_dispatch.site.hardware import declared_site
     from moe_dispatch.workload.workload import load_workload
 
+    for name, value, needed, given in (
+        ("--ep", ep, "--workload", workload),
+        ("--tp", tp, "--workload", workload),
+        ("--etp", etp, "--workload", workload),
+        ("--routing", routing, "--workload", workload),
+        ("--nodes", None if nodes == 1 else nodes, "--site", site),
+    ):
+        if value is not None and given is None:
+            raise UsageError(f"{name} {value} needs {needed}", f"give {needed}, or leave {name} out")
     choice = parse_choice(dispatcher, knob or ())
     loaded = load_workload(workload, ep=ep, tp=tp, etp=etp, routing=routing) if workload else None
     emitted = write(

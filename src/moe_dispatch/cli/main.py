@@ -7,9 +7,11 @@ Exit codes: 0 done, 1 an error finding or no valid verdict, 2 usage, 130 interru
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -34,6 +36,7 @@ COMMANDS = {
 """Sub-command (also its module in this package) -> its line in `--help`."""
 
 EXIT_INTERRUPTED = 130
+_OUTPUT_ERRNOS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's own usage error; typer exports only this subclass of it, and different releases keep it elsewhere."""
@@ -91,8 +94,13 @@ def _load(name: str, as_json: bool) -> Callable[..., None]:
         signal.signal(signal.SIGTERM, _as_interrupt)
         try:
             code = command(*args, **kwargs)
+            sys.stdout.flush()
         except MoeDispatchError as error:
             code = _failed(error, as_json)
+        except OSError as error:
+            if error.errno not in _OUTPUT_ERRNOS:
+                raise
+            code = _no_output(error)
         except KeyboardInterrupt:
             code = _interrupted(as_json)
         raise typer.Exit(code or 0)
@@ -117,6 +125,16 @@ def _failed(error: MoeDispatchError, as_json: bool) -> int:
     else:
         print(f"moe-dispatch: {error}", file=sys.stderr)
     return error.exit_code
+
+
+def _no_output(error: OSError) -> int:
+    """The reader of a pipe went away, or the disk behind stdout is full: what is still buffered cannot go anywhere."""
+    if error.filename is None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno != errno.EPIPE:
+        what = error.filename or "the output"
+        print(f"moe-dispatch: {what} cannot be written: {error.strerror}\n  fix: free space there", file=sys.stderr)
+    return 1
 
 
 def _interrupted(as_json: bool) -> int:

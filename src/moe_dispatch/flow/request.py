@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,10 +49,19 @@ class MeasureRequest:
     def __post_init__(self) -> None:
         if self.launches < 1:
             raise UsageError(f"--launches {self.launches} must be at least 1", "a winner needs five launches")
-        if not self.budget_s > 0:
-            raise UsageError(f"--budget {self.budget_s} must be more than 0 seconds")
-        if self.nnodes < 1:
-            raise UsageError(f"--nnodes {self.nnodes} must be at least 1")
+        if not 0 < self.budget_s < math.inf:
+            raise UsageError(f"--budget {self.budget_s} must be a number of seconds above 0")
+        for name, value in (
+            ("--nnodes", self.nnodes),
+            ("--nproc", self.nproc),
+            ("--ranks-per-domain", self.ranks_per_domain),
+        ):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} {value} must be at least 1")
+        if self.node_rank < 0:
+            raise UsageError(f"--node-rank {self.node_rank} must be at least 0", "count nodes from 0")
+        if self.master_port is not None and not 0 < self.master_port < 65536:
+            raise UsageError(f"--master-port {self.master_port} must be 1 to 65535", "leave it out for a free one")
         if self.nnodes > 1 and self.rdzv_endpoint is None:
             raise UsageError(
                 f"--nnodes {self.nnodes} needs --rdzv-endpoint HOST:PORT",

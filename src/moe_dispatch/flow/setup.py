@@ -12,19 +12,19 @@ from moe_dispatch.bench.control import follow
 from moe_dispatch.bench.plan import Rendezvous
 from moe_dispatch.core.backend import BackendSpec
 from moe_dispatch.core.choice import Choice
-from moe_dispatch.core.errors import UsageError
+from moe_dispatch.core.errors import MissingDependency, UsageError
 from moe_dispatch.core.finding import Finding
 from moe_dispatch.core.registry import load_backends_with_findings
 from moe_dispatch.flow.choices import parse_choice
 from moe_dispatch.flow.events import Listener
 from moe_dispatch.flow.request import NO_SKEW, MeasureRequest
-from moe_dispatch.flow.stages import dtype_of
+from moe_dispatch.flow.stages import BASELINE, dtype_of
 from moe_dispatch.site.gate import gate_all
 from moe_dispatch.site.gate_result import GateResult
 from moe_dispatch.site.model import Site
 from moe_dispatch.site.probe import probe
 from moe_dispatch.site.stack import stack_fingerprint
-from moe_dispatch.workload.routing import RoutingSpec
+from moe_dispatch.workload.routing import RoutingSpec, generate
 from moe_dispatch.workload.workload import Workload, load_workload
 
 
@@ -100,12 +100,24 @@ def ranks_per_node(request: MeasureRequest, world: int) -> int:
     return nproc
 
 
+def check_routing(routing: str, workload: Workload) -> None:
+    """Choose for one token, so that a trace that does not fit the model is refused before ranks are started.
+
+    Raises:
+        WorkloadError: unreadable, damaged, or of another model.
+    """
+    model, router = workload.model, workload.model.router
+    spec = RoutingSpec.parse(routing)
+    generate(spec, 1, model.num_experts, model.topk, 0, 0, router.num_groups, router.group_topk)
+
+
 def prepare(request: MeasureRequest, listener: Listener) -> Setup:
     """Load, probe and gate. Starts child processes for the gate, measures nothing.
 
     Raises:
         WorkloadError, UsageError: the request is impossible.
         UnsupportedByBackend: the precision cannot be measured.
+        MissingDependency: torch is absent or broken.
     """
     workload = load(request)
     dtype_of(workload)
@@ -117,12 +129,20 @@ def prepare(request: MeasureRequest, listener: Listener) -> Setup:
         routings.append(request.skew)
     if len({RoutingSpec.parse(routing).canonical for routing in routings}) != len(routings):
         raise UsageError(f"--skew {request.skew} is the routing itself", "name another one, or --skew none")
+    for routing in routings:
+        check_routing(routing, workload)
     chosen = {choice.dispatcher: choice for choice in map(parse_choice, request.dispatchers)}
     listener.note("probing this machine and its software")
     site = probe(request.nnodes)
     specs, findings = load_backends_with_findings()
     listener.note(f"gating {len(specs)} backends")
     gates = gate_all(specs.values())
+    baseline = gates[BASELINE]
+    if not baseline.available:
+        raise MissingDependency(
+            f"nothing can be measured here, not even the baseline {BASELINE}: {baseline.reason}",
+            "install a torch that imports: pip install 'moe-dispatch[torch]'; see `moe-dispatch backends --gate`",
+        )
     return Setup(
         workload=workload,
         routings=tuple(routings),

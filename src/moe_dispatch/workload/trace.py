@@ -143,11 +143,23 @@ def _build(path: Path, arrays: Mapping[str, Any]) -> Trace:
     if wants_loads and data.ndim == 1 and kind in "iuf":
         return Trace(path=path, loads=data.astype(np.float64))
     if not wants_loads and data.ndim == 2 and kind in "iu" and len(data):
-        probs = np.asarray(arrays["probs"], dtype=np.float32) if "probs" in arrays else None
-        if probs is not None and probs.shape != data.shape:
-            raise WorkloadError(f"trace {path}: probs have shape {probs.shape}, expert_ids {data.shape}")
+        probs = _probs_of(path, arrays["probs"], data.shape) if "probs" in arrays else None
         return Trace(path=path, expert_ids=data.astype(np.int64), probs=probs)
     raise WorkloadError(
         f"trace {path}: array of shape {data.shape} and type {data.dtype} is neither choices nor loads",
         "use integer ids [tokens, topk] or numeric loads [experts]",
     )
+
+
+def _probs_of(path: Path, given: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    import numpy as np
+
+    try:
+        probs = np.asarray(given, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(f"trace {path}: probs are not numbers in rows of one length: {error}") from None
+    if probs.shape != shape:
+        raise WorkloadError(f"trace {path}: probs have shape {probs.shape}, expert_ids {shape}")
+    if not np.isfinite(probs).all():
+        raise WorkloadError(f"trace {path}: probs must be finite", "write it again")
+    return probs

@@ -199,7 +199,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}", "pass a readable YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path} is not valid YAML: {str(error).splitlines()[0]}", "correct the file") from None
+        raise WorkloadError(f"{path} is not valid YAML: {' '.join(str(error).split())}", "correct the file") from None
     allowed = ("model", "layout", *TOP_FIELDS)
     if not isinstance(document, dict) or "model" not in document:
         raise WorkloadError(f"{path} is not a workload: it needs a `model`", f"fields: {', '.join(allowed)}")
