@@ -177,11 +177,26 @@ def test_resume_measures_only_what_is_missing() -> None:
     assert len(records) == len(store.records) == 13
 
 
+def test_a_launch_that_was_interrupted_is_repeated_with_all_arms() -> None:
+    store, interrupted = MemoryStore(), Failure(status=RunStatus.INTERRUPTED, reason="interrupted by the user")
+
+    def script(plan: BenchPlan) -> tuple[list[Event], Failure | None]:
+        done = [event for routing in ROUTINGS for event in visits(plan, routing, plan.visits, range(2))]
+        return [*begin(plan), *done], interrupted
+
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(request(ALLTOALL, HIERARCHICAL, THIRD), store, runner=ScriptedRunner(script))
+    runner = ScriptedRunner()
+    run_bench(request(ALLTOALL, HIERARCHICAL, THIRD, launches=2), store, runner=runner)
+    assert [names for _, names, _ in runner.launched] == [["alltoall", "hierarchical", "third"]] * 2
+
+
 def test_an_arm_that_is_new_on_resume_runs_beside_the_baseline() -> None:
     store = MemoryStore()
     run_bench(request(ALLTOALL, HIERARCHICAL, launches=2), store, runner=ScriptedRunner())
     runner = ScriptedRunner()
-    run_bench(request(ALLTOALL, HIERARCHICAL, THIRD, launches=2), store, runner=runner)
+    for launches in (1, 2):  # launch by launch, as a stage that weighs them against a budget does
+        run_bench(request(ALLTOALL, HIERARCHICAL, THIRD, launches=launches), store, runner=runner)
     assert runner.launched == [(launch, ["alltoall", "third"], ROUTINGS) for launch in range(2)]
     processes = {record.processes for record in store.records}
     assert len(processes) == 4

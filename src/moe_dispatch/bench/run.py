@@ -26,6 +26,15 @@ from moe_dispatch.workload.routing import RoutingSpec
 RETRIED = (RunStatus.INTERRUPTED, RunStatus.UNAVAILABLE, RunStatus.TRUNCATED)
 """Statuses that a resumed session measures again; every other attempt stands."""
 
+CUT_SHORT = (
+    RunStatus.INTERRUPTED,
+    RunStatus.CRASHED,
+    RunStatus.TIMEOUT,
+    RunStatus.OOM,
+    RunStatus.TRUNCATED,
+)
+"""Statuses that end a launch before its other arms are done."""
+
 
 class BenchRequest(Model):
     """What to measure in one stage.
@@ -148,8 +157,7 @@ class _Stage:
         mine = [r for r in session if r.stage == self.plan.stage and r.contract.measure.get("level") == self.plan.level]
         self.records = [record for record in mine if record.status not in RETRIED]
         self.failed = {r.choice.label for r in session if r.status not in (*RETRIED, RunStatus.OK)}
-        known = {record.choice.label for record in self.records}
-        self.late = {arm.choice.label for arm in self.plan.arms} - known if known else set()
+        self.cut = {record.launch for record in mine if record.status in CUT_SHORT}
         settled = (r.contract.workload["tokens_per_rank"] for r in self.records)
         self.tokens = next((tokens for tokens in settled if tokens is not None), self.plan.fitted_tokens)
         self.total = request.launches * len(self.plan.arms) * len(self.plan.routings) * self.plan.visits
@@ -184,7 +192,7 @@ class _Stage:
         if not arms:
             return None
         routings = tuple(routing for routing, missing in lacking.items() if missing == arms)
-        mates = self.plan.arms[:1] if all(arm.choice.label in self.late for arm in arms) else self.plan.arms
+        mates = self.plan.arms if launch in self.cut else self.plan.arms[:1]
         arms = tuple(
             arm for arm in self.plan.arms if arm in arms or (arm in mates and arm.choice.label not in self.failed)
         )
@@ -206,6 +214,8 @@ class _Stage:
             self.records.append(record)
             if record.status not in (RunStatus.OK, RunStatus.INTERRUPTED):
                 self.failed.add(record.choice.label)
+            if record.status in CUT_SHORT:
+                self.cut.add(record.launch)
             self._tell("record", plan.launch, record.choice.label, detail=record.reason or record.status.value)
         if outcome.failure is not None and outcome.failure.status is RunStatus.INTERRUPTED:
             raise KeyboardInterrupt
