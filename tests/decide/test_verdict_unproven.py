@@ -81,6 +81,25 @@ def test_the_same_launch_in_other_processes_is_not_interleaved() -> None:
     assert "not-interleaved" not in ids(judged(quiet("alltoall", 1000) + quiet("hierarchical", 800)))
 
 
+def test_one_launch_apart_on_a_resumed_session_does_not_cost_the_verdict() -> None:
+    """The budget left an arm out; the session was resumed, and the first launch holds two sets of processes."""
+
+    def named(records: list[RunRecord], first: str) -> list[RunRecord]:
+        return [
+            one.model_copy(update={"processes": first if one.launch == 0 else f"both{one.launch}"}) for one in records
+        ]
+
+    base, old, new = (arm_records(name, us) for name, us in (("alltoall", 1000), ("allgather", 900), ("deepep", 500)))
+    again = [one.model_copy(update={"run_id": f"{one.run_id}b"}) for one in base[:1]]
+    records = [*named(base, "p"), *named(old, "p"), *named(again, "q"), *named(new, "q")]
+    verdict = judged(records)
+    assert verdict.kind is VerdictKind.WINNER
+    assert {arm.choice.label: arm.ratio.paired for arm in verdict.evidence if arm.ratio} == {
+        "allgather": True,
+        "deepep": True,
+    }
+
+
 def test_two_packages_behind_one_name_are_not_one_arm() -> None:
     arm = arm_records("deepep", 800)
     mixed = [*provided(arm[:2], "deep_ep.Buffer"), *provided(arm[2:], "uccl.Buffer")]

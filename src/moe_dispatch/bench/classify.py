@@ -161,7 +161,8 @@ def classify(
         return Failure(
             status=RunStatus.CRASHED, reason=reason, fix=_CRASH_FIX, arm=arm, rank=first.rank, consequence=True
         )
-    return Failure(status=RunStatus.CRASHED, reason="the launch ended without a result", fix=_CRASH_FIX, arm=arm)
+    fix = _BLAMELESS_FIX if arm is None else _CRASH_FIX
+    return Failure(status=RunStatus.CRASHED, reason="the launch ended without a result", fix=fix, arm=arm)
 
 
 def _from_error(error: RankError) -> Failure:

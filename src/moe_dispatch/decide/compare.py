@@ -126,9 +126,13 @@ def compare(
 
 
 def ratio_of(left: Arm, right: Arm, *, confidence: float, resamples: int, seed: int) -> Interval:
-    """Time of one arm over another: paired over launches in which they ran interleaved, else launches independent."""
+    """Time of one arm over another: paired over launches in which they ran interleaved, else launches independent.
+
+    Pairing that would leave out launches which both arms have is not worth it: a few on a resumed session ran apart.
+    """
     shared = sorted(left.records.keys() & right.records.keys())
-    if shared and left.interleaved and right.interleaved:
+    enough = len(shared) == min(len(left.records), len(right.records))
+    if shared and enough and left.interleaved and right.interleaved:
         samples = left.samples(shared), right.samples(shared)
         return bootstrap_ratio(*samples, confidence=confidence, resamples=resamples, seed=seed)
     samples = left.samples(), right.samples()
