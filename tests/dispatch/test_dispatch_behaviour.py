@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from gloo_ranks import run_ranks
 
 from moe_dispatch.core.errors import MoeDispatchError, UnsupportedByBackend, UsageError
-from moe_dispatch.dispatch import hierarchical_stream
+from moe_dispatch.dispatch import hierarchical_stream, wire
 from moe_dispatch.dispatch.allgather import AllGatherDispatcher
 from moe_dispatch.dispatch.alltoall import AllToAllDispatcher
 from moe_dispatch.dispatch.base import Dispatcher
@@ -113,6 +114,66 @@ def test_ids_out_of_range_on_one_rank_are_refused_on_all(arm: str, bad: int) -> 
     for message in run_ranks(_bad_ids, 4, arm, bad):
         assert "rank 1" in message
         assert "[-1, 7]" in message
+
+
+def _too_many_tokens(rank: int, world: int, arm: str) -> tuple[str, bool]:
+    dispatcher = _build(arm)
+    batch = _batch(rank, 0)
+    refused = "no error"
+    try:
+        dispatcher.dispatch(*(torch.cat([part, part[:2]]) for part in batch) if rank == 2 else batch)
+    except UsageError as error:
+        refused = str(error)
+    sent = dispatcher.dispatch(*batch)
+    out = dispatcher.combine(_experts(sent.x_RH, sent.tokens_per_expert_e, rank, world), sent.state)
+    return refused, float((out.double() - _expected(batch[0], batch[1])).abs().max()) <= FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_too_many_tokens_on_one_rank_are_refused_on_all_and_the_next_call_works(arm: str) -> None:
+    for message, next_is_right in run_ranks(_too_many_tokens, 4, arm):
+        assert "rank 2 of the group passed 42 tokens" in message
+        assert "max_tokens=40" in message
+        assert next_is_right
+
+
+def _id_types(rank: int, world: int, arm: str) -> list[bool]:
+    cls, knobs = ARMS[arm]
+    right = []
+    for experts, dtypes in ((120, [torch.uint8, torch.int8, torch.int16]), (256, [torch.uint8, torch.int16])):
+        dispatcher = cls(dist.group.WORLD, experts, 8, TOPK, TOKENS, torch.float32, "cpu", knobs)
+        scores = torch.rand(TOKENS, experts, generator=torch.Generator().manual_seed(rank))
+        ids, probs = torch.topk(scores, TOPK, 1).indices, torch.ones(TOKENS, TOPK)
+        x = torch.arange(TOKENS * 8.0).view(TOKENS, 8)
+        wide = dispatcher.dispatch(x, ids, probs)
+        for dtype in dtypes:
+            narrow = dispatcher.dispatch(x, ids.to(dtype), probs)
+            right.append(torch.equal(narrow.x_RH, wide.x_RH))
+            right.append(torch.equal(dispatcher.combine(narrow.x_RH, narrow.state), TOPK * x))
+    return right
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_integer_type_of_ids_gives_the_same_rows(arm: str) -> None:
+    assert run_ranks(_id_types, 4, arm) == [[True] * 10] * 4
+
+
+def _world_made_anew(rank: int, world: int, arm: str, store: str) -> bool:
+    """Rank 0 sees an exchange fail that rank 1 never began; both then leave the world and make it anew."""
+    if rank == 0:
+        wire.Wire(dist.group.WORLD)
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    x, ids, probs = _batch(rank, 0)
+    dispatcher = _build(arm)
+    sent = dispatcher.dispatch(x, ids, probs)
+    out = dispatcher.combine(_experts(sent.x_RH, sent.tokens_per_expert_e, rank, world), sent.state)
+    return float((out.double() - _expected(x, ids)).abs().max()) <= FLOAT32_TOLERANCE
+
+
+def test_a_world_made_anew_after_a_one_sided_failure_works(tmp_path: Path) -> None:
+    assert run_ranks(_world_made_anew, 2, "alltoall-p2p", str(tmp_path / "store")) == [True, True]
 
 
 def _construction(rank: int, world: int) -> list[str]:

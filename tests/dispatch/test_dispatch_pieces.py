@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,9 +54,40 @@ def test_free_memory_stays_below_the_peak_and_clear_drops_it() -> None:
     del leases
     kept = pool.empty((9 * 256, 256), torch.float32)
     assert sum(buffer.nbytes for buffer in pool._free) <= peak
-    del kept
     pool.clear()
     assert pool._free == []
+    del kept
+    assert pool.leased_bytes == 0
+    assert pool._free == []
+
+
+class _CollectingList(list[Any]):
+    """Runs the garbage collector when it is read, as any allocation inside the pool's lock may."""
+
+    def __iter__(self) -> Iterator[Any]:
+        gc.collect()
+        return super().__iter__()
+
+
+def test_a_lease_in_a_reference_cycle_may_die_while_the_pool_is_locked() -> None:
+    pool = BufferPool(CPU)
+    done = threading.Event()
+
+    def lease_in_a_cycle() -> None:
+        cycle: list[object] = [pool.empty(LARGE, torch.float32)]
+        cycle.append(cycle)
+        pool._free = _CollectingList(pool._free)
+        del cycle
+        pool.empty(LARGE, torch.float32)
+        done.set()
+
+    gc.disable()
+    try:
+        threading.Thread(target=lease_in_a_cycle, daemon=True).start()
+        assert done.wait(30)
+    finally:
+        gc.enable()
+    assert pool.leased_bytes == 0
 
 
 def test_bfloat16_leases_have_the_asked_shape_and_zero_rows_work() -> None:

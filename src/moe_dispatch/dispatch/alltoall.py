@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.dispatch.exchange import ExchangeDispatcher
+from moe_dispatch.dispatch.ids import refusal, refuse_together
 from moe_dispatch.dispatch.order import inverse_order, stable_order
 from moe_dispatch.dispatch.rows import gather_rows, offsets_from_counts, sum_rows
 from moe_dispatch.dispatch.wire import Arrival, Message, Wire
@@ -76,13 +77,12 @@ class AllToAllDispatcher(ExchangeDispatcher):
         """Sort pairs by expert and exchange row counts; collective."""
         flat = ids_TK.reshape(-1).to(self.device)
         valid = (flat >= 0) & (flat < self.num_experts)
-        broken = bool(((flat < -1) | (flat >= self.num_experts)).any())
         key = torch.where(valid, flat, self.num_experts)
         counts_E1 = torch.bincount(key, minlength=self.num_experts + 1)
         pair_S = stable_order(key, self.num_experts)[: int(flat.numel() - counts_E1[-1])]
         sent_at = inverse_order(pair_S, flat.numel())
         counts_WE = counts_E1[:-1].view(self.world, self.local_experts)
-        blocks_We = self._exchange_counts(counts_WE, broken)
+        blocks_We = self._exchange_counts(counts_WE, refusal(ids_TK, self.num_experts, self.max_tokens))
         return AllToAllPlan(
             pair_S=pair_S,
             bag_index_S=sent_at[valid],
@@ -94,13 +94,13 @@ class AllToAllDispatcher(ExchangeDispatcher):
             num_tokens=num_tokens,
         )
 
-    def _exchange_counts(self, counts_WE: torch.Tensor, broken: bool) -> torch.Tensor:
-        """Rows each source holds for my experts, [W, e] int64 on the CPU. A rank with bad ids says so; all raise
+    def _exchange_counts(self, counts_WE: torch.Tensor, code: int) -> torch.Tensor:
+        """Rows each source holds for my experts, [W, e] int64 on the CPU. A rank with a refusal code says so; all raise
         together.
         """
         mine = counts_WE.to(torch.int32).contiguous()
-        if broken:
-            mine = torch.full_like(mine, -1)
+        if code:
+            mine = torch.full_like(mine, code)
         theirs = torch.empty_like(mine)
         theirs[self.rank] = mine[self.rank]
         peers = [p for p in range(self.world) if p != self.rank]
@@ -112,12 +112,7 @@ class AllToAllDispatcher(ExchangeDispatcher):
             arrival.wait()
         wire.drain()
         blocks = theirs.to("cpu", torch.int64)
-        bad = [source for source in range(self.world) if bool((blocks[source] < 0).any())]
-        if bad:
-            raise UsageError(
-                f"{self.name}: rank {bad[0]} of the group passed expert ids outside [-1, {self.num_experts - 1}]",
-                "check the router: ids count experts of the whole group, and -1 drops a slot",
-            )
+        refuse_together(blocks[:, 0].tolist(), self.num_experts, self.max_tokens)
         return blocks
 
     def scatter_start(self, x_TH: torch.Tensor, probs_TK: torch.Tensor | None, plan: AllToAllPlan) -> _InFlight:

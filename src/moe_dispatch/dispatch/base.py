@@ -102,6 +102,13 @@ class Dispatcher(ABC):
             x_TH: payload dtype, any strides; T <= max_tokens, and T may be 0 and may differ between ranks.
             expert_ids_TK: integer tensor; -1 drops that slot; a token must not name an expert twice.
             probs_TK: float32.
+
+        Until the call is finished, inputs must not be changed in place. The backward pass is collective too: all ranks
+        must agree on which of x and probs require a gradient.
+
+        Raises:
+            UsageError: wrong shapes or dtypes, on the rank that passed them; ids out of range or T > max_tokens, on
+                every rank alike.
         """
 
     @abstractmethod
@@ -110,7 +117,9 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def combine_start(self, y_RH: torch.Tensor, state: Any) -> Any:
-        """Begin a combine of expert outputs in the order they were received; collective."""
+        """Begin a combine of expert outputs in the order they were received; collective. `y_RH` must not be changed in
+        place until it is finished.
+        """
 
     @abstractmethod
     def combine_finish(self, pending: Any) -> torch.Tensor:

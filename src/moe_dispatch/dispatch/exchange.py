@@ -75,8 +75,11 @@ class ExchangeDispatcher(Dispatcher):
 
     @abstractmethod
     def make_plan(self, ids_TK: torch.Tensor, num_tokens: int) -> Any:
-        """Everything derived from the routing; collective. The plan has an attribute `tokens_per_expert_e` (CPU
-        int64).
+        """Everything derived from the routing, `ids_TK` int32 or int64; collective. The plan has an attribute
+        `tokens_per_expert_e` (CPU int64).
+
+        Raises:
+            UsageError: some rank passed ids out of range or too many tokens; raised on every rank.
         """
 
     @abstractmethod
@@ -101,7 +104,10 @@ class ExchangeDispatcher(Dispatcher):
         """See `Dispatcher.dispatch_start`."""
         self._check(x_TH, expert_ids_TK, probs_TK)
         with torch.no_grad():
-            plan = self.make_plan(expert_ids_TK.detach(), x_TH.shape[0])
+            ids_TK = expert_ids_TK.detach()
+            if ids_TK.dtype != torch.int32:  # in narrower types comparisons with -1 or E wrap around
+                ids_TK = ids_TK.to(torch.int64)
+            plan = self.make_plan(ids_TK, x_TH.shape[0])
             handle = self.scatter_start(x_TH.detach(), probs_TK.detach(), plan)
         return PendingDispatch(x_TH, probs_TK, plan, handle)
 
@@ -135,11 +141,6 @@ class ExchangeDispatcher(Dispatcher):
             raise UsageError(
                 f"{self.name}: x has shape {tuple(x_TH.shape)} and {x_TH.dtype}; "
                 f"expected (T, {self.hidden}) {self.dtype}"
-            )
-        if tokens > self.max_tokens:
-            raise UsageError(
-                f"{self.name}: {tokens} tokens exceed max_tokens={self.max_tokens}",
-                "construct the dispatcher with the largest token count of any rank",
             )
         if ids_TK.shape != (tokens, self.topk) or ids_TK.is_floating_point() or ids_TK.dtype == torch.bool:
             raise UsageError(

@@ -1,8 +1,8 @@
 """Sharing the routing: one small message a rank, from which every rank derives all counts (no count exchange, no second
 round).
 
-Ids travel in one byte where they fit. A header carries the token count, or says that the sender's ids are invalid, so
-that every rank refuses together.
+Ids travel in one byte where they fit. A header carries the token count, or says that the sender's request is
+impossible, so that every rank refuses together.
 """
 
 from __future__ import annotations
@@ -17,6 +17,28 @@ _IDS = 1
 _HEADER_BYTES = 8
 
 
+def refusal(ids_TK: torch.Tensor, num_experts: int, max_tokens: int) -> int:
+    """What a rank tells the others about its request: 0, or a negative code that `refuse_together` explains."""
+    if ids_TK.shape[0] > max_tokens:
+        return -1 - ids_TK.shape[0]
+    return -1 if bool(((ids_TK < -1) | (ids_TK >= num_experts)).any()) else 0
+
+
+def refuse_together(codes: list[int], num_experts: int, max_tokens: int) -> None:
+    """Raise UsageError if some rank's code is negative; `codes` by rank, the same list on every rank."""
+    for source, code in enumerate(codes):
+        if code == -1:
+            raise UsageError(
+                f"rank {source} of the group passed expert ids outside [-1, {num_experts - 1}]",
+                "check the router: ids count experts of the whole group, and -1 drops a slot",
+            )
+        if code < 0:
+            raise UsageError(
+                f"rank {source} of the group passed {-1 - code} tokens, which exceed max_tokens={max_tokens}",
+                "construct the dispatcher with the largest token count of any rank",
+            )
+
+
 def share_expert_ids(
     group: dist.ProcessGroup, ids_TK: torch.Tensor, num_experts: int, max_tokens: int, device: torch.device
 ) -> tuple[torch.Tensor, list[int]]:
@@ -24,7 +46,7 @@ def share_expert_ids(
 
     Args:
         group: the EP group, W ranks.
-        ids_TK: this rank's ids, any integer type, -1 for a dropped slot.
+        ids_TK: this rank's ids, int32 or int64, -1 for a dropped slot.
         num_experts: E; ids outside [-1, E - 1] are refused.
         max_tokens: upper bound of T on every rank; sizes the message.
         device: where the result lives.
@@ -34,28 +56,25 @@ def share_expert_ids(
         pair, and each rank's token count.
 
     Raises:
-        UsageError: some rank passed an id outside the range; raised on every rank.
+        UsageError: some rank passed an id outside the range or more than `max_tokens` tokens; raised on every rank.
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     topk = ids_TK.shape[1]
     wide = torch.uint8 if num_experts <= 255 else torch.int16 if num_experts <= 32_767 else torch.int32
     size = _HEADER_BYTES + max_tokens * topk * wide.itemsize
     ids = ids_TK.to(device)
-    broken = bool(((ids < -1) | (ids >= num_experts)).any())
+    code = refusal(ids, num_experts, max_tokens)
+    if code:
+        ids = ids[:0]
     mine = torch.empty(size, dtype=torch.uint8, device=device)
-    header = torch.tensor([-1 if broken else ids.shape[0]], dtype=torch.int64, device=device)
+    header = torch.tensor([code or ids.shape[0]], dtype=torch.int64, device=device)
     mine[:_HEADER_BYTES] = header.view(torch.uint8)
     body = mine[_HEADER_BYTES:].view(wide).view(max_tokens, topk)
     body[: ids.shape[0]] = ids.to(wide)  # -1 becomes 255 in one byte
     body[ids.shape[0] :] = 255 if wide is torch.uint8 else -1
     everyone = _all_gather_bytes(group, mine, world, rank)
     tokens = everyone[:, :_HEADER_BYTES].reshape(-1).view(torch.int64).tolist()
-    bad = [source for source in range(world) if tokens[source] < 0]
-    if bad:
-        raise UsageError(
-            f"rank {bad[0]} of the group passed expert ids outside [-1, {num_experts - 1}]",
-            "check the router: ids count experts of the whole group, and -1 drops a slot",
-        )
+    refuse_together(tokens, num_experts, max_tokens)
     raw = everyone[:, _HEADER_BYTES:].reshape(-1).view(wide).view(world, max_tokens, topk)
     if wide is not torch.uint8:
         return raw, tokens

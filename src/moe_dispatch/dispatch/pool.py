@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,11 +24,15 @@ class BufferPool:
 
     Free memory is bounded by the largest amount ever leased at one time: what exceeds it goes back to the system,
     oldest buffer first.
+
+    A lease that is part of a reference cycle dies inside any allocation, also one made here while the lock is held, or
+    in another thread. So its finalizer only appends to a queue, and takes the lock if it is free.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._free: list[np.ndarray] = []
+        self._returned: deque[np.ndarray] = deque()
         self._lock = threading.Lock()
         self._leased_bytes = 0
         self._peak_bytes = 0
@@ -44,10 +49,13 @@ class BufferPool:
     @property
     def leased_bytes(self) -> int:
         """Bytes now in the hands of callers."""
-        return self._leased_bytes
+        with self._lock:
+            self._collect()
+            return self._leased_bytes
 
     def _take(self, nbytes: int) -> np.ndarray:
         with self._lock:
+            self._collect()
             fitting = [b for b in self._free if nbytes <= b.nbytes <= 2 * nbytes + _GRAIN_BYTES]
             if fitting:
                 buffer = min(fitting, key=lambda b: b.nbytes)
@@ -59,13 +67,25 @@ class BufferPool:
         return buffer
 
     def _give_back(self, buffer: np.ndarray) -> None:
-        with self._lock:
+        self._returned.append(buffer)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._collect()
+            finally:
+                self._lock.release()
+
+    def _collect(self) -> None:
+        """Free what finalizers returned, down to the bound; the caller holds the lock."""
+        while self._returned:
+            buffer = self._returned.popleft()
             self._leased_bytes -= buffer.nbytes
             self._free.append(buffer)
-            while self._free and sum(b.nbytes for b in self._free) > self._peak_bytes:
-                self._free.pop(0)
+        while self._free and sum(b.nbytes for b in self._free) > self._peak_bytes:
+            self._free.pop(0)
 
     def clear(self) -> None:
-        """Drop all free memory; leases stay valid."""
+        """Drop all free memory; leases stay valid, and theirs is not kept either."""
         with self._lock:
+            self._collect()
             self._free.clear()
+            self._peak_bytes = 0

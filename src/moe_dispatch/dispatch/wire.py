@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 _SEQUENCE_BITS, _KIND_BITS, _CHUNK_BITS = 10, 4, 16
-_calls_of_group: dict[str, int] = {}
+# By object, not by name: a group made anew after a failure has its old name, but not the same count on every rank.
+_calls_of_group: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,7 @@ class Wire:
     _sends: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        name = self.group.group_name
-        self._sequence = _calls_of_group[name] = _calls_of_group.get(name, -1) + 1
+        self._sequence = _calls_of_group[self.group] = _calls_of_group.get(self.group, -1) + 1
         self.grouped = dist.get_backend(self.group) == "nccl"
 
     def _tag(self, message: Message) -> int:
