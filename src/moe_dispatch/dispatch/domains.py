@@ -25,10 +25,6 @@ class Domains:
     index: int
     local: int
 
-    def members(self, domain: int) -> range:
-        """Group ranks of one domain."""
-        return range(domain * self.size, (domain + 1) * self.size)
-
     @property
     def remote(self) -> list[int]:
         """The other domains, the next one first, so that ranks do not all send to the same one."""
