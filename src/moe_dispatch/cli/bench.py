@@ -92,14 +92,13 @@ def bench(
         print_json({"session": result.session, "store": result.store, "records": result.records})
     else:
         print_table(
-            ("dispatcher", "routing", "status", "launches", "iterations", "total ms", "forward", "backward", "spread"),
+            ("dispatcher", "routing", "status", "runs", "total ms", "fwd ms", "bwd ms", "spread"),
             [
                 (
                     row.choice.label,
                     row.routing,
                     row.status,
-                    row.launches,
-                    row.iterations,
+                    f"{row.launches}x{row.iterations // row.launches}",
                     *(_milliseconds(value) for value in (row.total_ms, row.forward_ms, row.backward_ms)),
                     "" if row.spread is None else f"{row.spread:.1%}",
                 )

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+_LOG_WIDTH = 160
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 
 
@@ -37,7 +39,8 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         table.add_column(heading, justify="right" if numbers else "left", overflow="fold", no_wrap=index == 0)
     for row in kept:
         table.add_row(*(Text(str(value)) for value in row))
-    Console(soft_wrap=False).print(table)
+    # A log or a pipe has no width to keep to: columns that are folded there are hard to read and to search.
+    Console(soft_wrap=False, width=None if sys.stdout.isatty() else _LOG_WIDTH).print(table)
 
 
 def _plain(value: Any) -> Any:
