@@ -186,6 +186,9 @@ def _construction(rank: int, world: int) -> list[str]:
         (HierarchicalDispatcher, (8, 16, 2, 8), {"domain_size": 3}),
         (HierarchicalDispatcher, (8, 16, 2, 8), {"chunks": 0}),
         (HierarchicalDispatcher, (8, 16, 2, 8), {"domain_size": 1 + rank % 2}),
+        (HierarchicalDispatcher, (8, 16, 2, 8), {"domain_size": 1, "chunks": 1 + rank}),
+        (HierarchicalDispatcher, (8, 16, 2, 8 + rank), {}),
+        (AllGatherDispatcher, (8, 16, 2, 8 + rank), {}),
     ]
     messages = []
     for cls, sizes, knobs in attempts:
@@ -207,7 +210,10 @@ def test_impossible_requests_are_refused_with_value_and_allowed() -> None:
         "has none",
         "domain_size=3",
         "1 to 64",
-        "disagree",
+        "disagree on domain_size: [1, 2]",
+        "disagree on chunks: [1, 2]",
+        "disagree on max_tokens: [8, 9]",
+        "disagree on max_tokens: [8, 9]",
         "float64",
     ]
     assert len(everyone[0]) == len(wanted)

@@ -13,6 +13,7 @@ import torch
 
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.dispatch import pairs
+from moe_dispatch.dispatch.agree import require_equal
 from moe_dispatch.dispatch.exchange import ExchangeDispatcher
 from moe_dispatch.dispatch.ids import share_expert_ids
 from moe_dispatch.dispatch.order import inverse_order
@@ -66,6 +67,7 @@ class AllGatherDispatcher(ExchangeDispatcher):
         """See `ExchangeDispatcher.configure`."""
         if self.knobs:
             raise UsageError(f"allgather: knobs {self.knobs} are not valid; it has none")
+        require_equal(self.group, self.name, {"max_tokens": self.max_tokens})  # it sizes the message of ids
 
     def make_plan(self, ids_TK: torch.Tensor, num_tokens: int) -> AllGatherPlan:
         """Share expert ids; collective."""

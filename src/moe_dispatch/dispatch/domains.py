@@ -47,33 +47,27 @@ def host_key() -> str:
 
 
 def detect_domains(group: dist.ProcessGroup, domain_size: int | None) -> Domains:
-    """Agree on the domains of `group`; collective, also when `domain_size` is given (ranks must give the same).
+    """The domains of `group`: of `domain_size` ranks, the same on every rank, or one for each host; collective.
 
     Raises (on every rank alike):
-        UsageError: sizes differ between ranks or do not divide the group.
+        UsageError: the size does not divide the group.
         UnsupportedByBackend: hosts hold different numbers of ranks, or a host's ranks are not consecutive.
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
-    everyone: list[tuple[str, int | None]] = [("", None)] * world
-    dist.all_gather_object(everyone, (host_key(), domain_size), group=group)
-    sizes = {size for _, size in everyone}
-    if len(sizes) > 1:
-        raise UsageError(
-            f"hierarchical: ranks disagree on domain_size: {sorted(sizes, key=str)}",
-            "pass the same value on every rank",
-        )
-    if domain_size is not None:
-        if domain_size < 1 or world % domain_size:
-            raise UsageError(f"hierarchical: domain_size={domain_size} does not divide the {world} ranks of the group")
-        size = domain_size
-    else:
-        hosts = [host for host, _ in everyone]
-        runs = [host for i, host in enumerate(hosts) if i == 0 or host != hosts[i - 1]]
-        counts = {hosts.count(host) for host in runs}
-        if len(runs) != len(set(runs)) or len(counts) > 1:
-            raise UnsupportedByBackend(
-                f"hierarchical: ranks per host are not equal and consecutive: {hosts}",
-                "give domain_size, or place the same number of consecutive EP ranks on every host",
-            )
-        size = counts.pop()
+    size = _ranks_per_host(group) if domain_size is None else domain_size
+    if size < 1 or world % size:
+        raise UsageError(f"hierarchical: domain_size={size} does not divide the {world} ranks of the group")
     return Domains(count=world // size, size=size, index=rank // size, local=rank % size)
+
+
+def _ranks_per_host(group: dist.ProcessGroup) -> int:
+    hosts = [""] * dist.get_world_size(group)
+    dist.all_gather_object(hosts, host_key(), group=group)
+    runs = [host for i, host in enumerate(hosts) if i == 0 or host != hosts[i - 1]]
+    counts = {hosts.count(host) for host in runs}
+    if len(runs) != len(set(runs)) or len(counts) > 1:
+        raise UnsupportedByBackend(
+            f"hierarchical: ranks per host are not equal and consecutive: {hosts}",
+            "give domain_size, or place the same number of consecutive EP ranks on every host",
+        )
+    return counts.pop()

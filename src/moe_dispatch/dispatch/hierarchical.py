@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from moe_dispatch.core.errors import UsageError
+from moe_dispatch.dispatch.agree import require_equal
 from moe_dispatch.dispatch.domains import detect_domains
 from moe_dispatch.dispatch.exchange import ExchangeDispatcher
 from moe_dispatch.dispatch.hierarchical_grouped import GroupedExchange
@@ -55,6 +56,7 @@ class HierarchicalDispatcher(ExchangeDispatcher):
                 f"hierarchical: knobs {self.knobs} are not valid; "
                 f"allowed: chunks from 1 to {_MOST_CHUNKS}, domain_size a divisor of the group size"
             )
+        require_equal(self.group, self.name, {"max_tokens": self.max_tokens, "chunks": chunks, "domain_size": size})
         self.domains = detect_domains(self.group, None if size is None else int(size))
         grouped = dist.get_backend(self.group) == "nccl"
         self.chunks = int(chunks) if self.domains.count > 1 and not grouped else 1
