@@ -32,7 +32,7 @@ ALLTOALL = [
 GBIT = {"1gbit": 1.0, "10gbit": 10.0}
 # More chunks overlap more on a slow link and cost more calls on a fast one: the knob `select` tunes, chosen here by
 # link.
-CHUNKS = {"1gbit": 8, "10gbit": 2, "unlimited": 1, "loopback": 1}
+CHUNKS = {"1gbit": 8, "10gbit": 1, "unlimited": 1, "loopback": 1}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 WORKER = Path(__file__).with_name("exchange_ranks.py")

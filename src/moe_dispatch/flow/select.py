@@ -113,7 +113,8 @@ def screen_arms(setup: Setup, found: Sequence[Candidate]) -> list[ArmPlan]:
     """Arms of the screening stage: each included candidate, and those the user names, with every swept knob.
 
     Raises:
-        UnsupportedByBackend: a dispatcher that the user names has no adapter, or did not pass its gate.
+        UnsupportedByBackend: a dispatcher that the user names passed its gate and has no adapter. One that did not pass
+            is left out here and recorded as unavailable: it must not stop the others.
     """
     arms: list[ArmPlan] = []
     for candidate in found:
