@@ -1,6 +1,6 @@
 """How the parts of `select` grow: with tokens, hidden size and ranks, on this machine's CPU.
 
-    .venv/bin/python benchmarks/growth.py [--quick]
+    .venv/bin/python benchmarks/growth.py [--quick] [--level exchange|layer]
 
 Each point is one launch: processes start, arms are built and checked by the oracle, warmed up, and
 timed with `alltoall` and `hierarchical` interleaved. The verdict and the report work on records: they do not depend on
@@ -90,10 +90,11 @@ def one_launch(level: str, tokens: int, hidden: int, ranks: int) -> dict[str, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="exchange level only, smallest and largest of each axis")
+    parser.add_argument("--quick", action="store_true", help="smallest and largest of each axis only")
+    parser.add_argument("--level", choices=["exchange", "layer"], help="one level only")
     options = parser.parse_args()
     figures: dict[str, float] = {}
-    for level in ("exchange",) if options.quick else ("exchange", "layer"):
+    for level in (options.level,) if options.level else ("exchange", "layer"):
         print(f"\n{level}: T, H, ranks | start | build+oracle | warm-up+measure | stop | alltoall | hierarchical")
         done: set[tuple[int, int, int]] = set()
         for axis, values in POINTS.items():
