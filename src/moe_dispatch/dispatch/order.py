@@ -11,7 +11,7 @@ def stable_order(keys_N: torch.Tensor, upper: int) -> torch.Tensor:
 
     Args:
         keys_N: integers in [0, upper].
-        upper: largest key. At or below 32,767 the CPU uses numpy's radix sort, about ten times faster than torch.sort.
+        upper: largest key. At or below 32,767 the CPU uses numpy's radix sort, which beats a comparison sort.
     """
     if keys_N.device.type != "cpu":
         return torch.argsort(keys_N, stable=True)
