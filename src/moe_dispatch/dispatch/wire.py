@@ -1,8 +1,8 @@
 """Point-to-point rounds between the ranks of one group, the way each back end of torch.distributed likes them.
 
 gloo: every receive is posted before any send and each message completes by itself; sends first can leave one direction
-of a pair's socket idle (docs/two_nodes.md). NCCL: one group call a round, so that sends and receives of a round progress
-together. Tensors on a device that gloo cannot send travel through host memory.
+of a pair's socket idle (docs/two_nodes.md). NCCL: one group call a round, so that sends and receives of a round
+progress together. Tensors on a device that gloo cannot send travel through host memory.
 """
 
 from __future__ import annotations

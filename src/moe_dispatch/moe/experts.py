@@ -23,8 +23,8 @@ from moe_dispatch.workload.model import Activation
 class _LoopedProduct(torch.autograd.Function):
     """rows of expert i times w[i], one matmul an expert, written straight into the result.
 
-    With `accumulate`, backward adds the weight gradient into `w_eHP.grad` itself instead of returning a new tensor: on a
-    CPU a fresh gradient of this size is mostly page faults.
+    With `accumulate`, backward adds the weight gradient into `w_eHP.grad` itself instead of returning a new tensor: on
+    a CPU a fresh gradient of this size is mostly page faults.
     """
 
     @staticmethod
