@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from moe_dispatch.site.devices import Container, Gpu, Nic, Scheduler
+
 Device = Literal["cpu", "cuda"]
 Fabric = Literal["infiniband", "roce", "efa", "ethernet", "none", "unknown"]
 
@@ -25,6 +27,12 @@ class Site(BaseModel):
         nvlink_domain: GPUs that reach each other over NVLink, None when unknown or without.
         fabric: between nodes; `none` on one node without a network device of that kind.
         cores: CPU cores that this process may use; memory_bytes: what it may use of the host's memory.
+        driver: version of the GPU driver; cuda: newest CUDA that it supports.
+        gpus, nics: devices of this node, empty when declared or not seen.
+        imex_channels: device files through which NVLink memory is shared between nodes.
+        kernel_modules: loaded modules that give adapters direct access to GPU memory.
+        nvcc: path of the CUDA compiler that packages compiling at run time need.
+        notes: what could not be probed, and why.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,6 +52,15 @@ class Site(BaseModel):
     cores: int | None = None
     memory_bytes: int | None = None
     driver: str | None = None
+    cuda: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    imex_channels: tuple[str, ...] = ()
+    kernel_modules: tuple[str, ...] = ()
+    nvcc: str | None = None
+    container: Container | None = None
+    scheduler: Scheduler | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def transport(self) -> str:

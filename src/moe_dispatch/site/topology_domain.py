@@ -1,0 +1,137 @@
+"""Checks of an EP group against the NVLink domain and the variables that describe it to a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moe_dispatch.core.finding import Severity
+from moe_dispatch.site.topology_check import Hit, check
+from moe_dispatch.site.topology_input import TopologyInput
+
+
+@check
+def domain_variable_differs(job: TopologyInput) -> Iterator[Hit]:
+    """The domain variable is a number, but not min(group, domain)."""
+    given = job.declared_inside
+    if given is not None and job.inside is not None and given != job.inside:
+        yield Hit({"given": given})
+
+
+@check
+def domain_variable_is_no_size(job: TopologyInput) -> Iterator[Hit]:
+    """The domain variable is set and no positive number."""
+    given = job.environment.get(job.facts.domain_variable or "")
+    if given is not None and job.declared_inside is None:
+        yield Hit({"given": given, "inside": job.inside or "the group's ranks in one NVLink domain"})
+
+
+@check
+def group_is_no_multiple(job: TopologyInput) -> Iterator[Hit]:
+    """The group does not divide into equal parts, one for each domain."""
+    members = job.declared_inside or job.inside
+    if members is not None and job.group % members:
+        yield Hit({"members": members, "domain": job.domain or members})
+
+
+@check
+def domain_above_largest(job: TopologyInput) -> Iterator[Hit]:
+    """More members in one domain than the kernels are built for."""
+    members, largest = job.declared_inside or job.inside, job.facts.largest_domain
+    if members is not None and largest is not None and members > largest:
+        yield Hit({"members": members, "largest": largest})
+
+
+@check
+def group_above_rack(job: TopologyInput) -> Iterator[Hit]:
+    """On multi-node NVLink, the group is larger than the domain."""
+    size = job.site.nvlink_domain
+    if job.site.is_multi_node_nvlink and size is not None and job.group > size:
+        severity = Severity.ERROR if job.framework == "megatron-bridge" else None
+        yield Hit({"domain": size}, severity)
+
+
+@check
+def fabric_variable_on_board(job: TopologyInput) -> Iterator[Hit]:
+    """Multi-node NVLink is asked for where NVLink ends at the node."""
+    if job.switched(job.facts.fabric_variable) and job.site.nvlink_domain and not job.site.is_multi_node_nvlink:
+        given = job.environment.get(job.facts.fabric_variable or "")
+        yield Hit({"given": given, "domain": job.site.nvlink_domain})
+
+
+@check
+def fabric_variable_off(job: TopologyInput) -> Iterator[Hit]:
+    """Multi-node NVLink is switched off although the group needs it."""
+    if job.switched(job.facts.fabric_variable) is False and job.site.is_multi_node_nvlink and job.spans_nodes:
+        yield Hit({"given": job.environment.get(job.facts.fabric_variable or "")})
+
+
+@check
+def group_size_not_listed(job: TopologyInput) -> Iterator[Hit]:
+    """The library holds no configuration for the group's size."""
+    sizes = job.facts.group_sizes
+    if sizes and job.group > 1 and job.group not in sizes:
+        below = [size for size in sizes if size < job.group][-1:]
+        above = [size for size in sizes if size > job.group][:1]
+        yield Hit({"allowed": ", ".join(map(str, sizes)), "nearest": " or ".join(map(str, below + above))})
+
+
+@check
+def gpu_refused(job: TopologyInput) -> Iterator[Hit]:
+    """The backend does not work, or is not accepted, on this GPU."""
+    if job.site.gpu in job.facts.refused_on:
+        yield Hit()
+
+
+@check
+def node_ranks_not_as_needed(job: TopologyInput) -> Iterator[Hit]:
+    """A group over several nodes that do not hold the number of ranks the backend assumes."""
+    needed = job.facts.node_ranks
+    if needed and job.spans_nodes and job.node_ranks != needed and job.site.gpu not in job.facts.refused_on:
+        yield Hit({"needed": needed})
+
+
+@check
+def no_nvlink(job: TopologyInput) -> Iterator[Hit]:
+    """Two GPUs of this node without NVLink between them; the first such pair."""
+    if not job.facts.needs_nvlink or job.group < 2:
+        return
+    for gpu in job.site.gpus:
+        for other, link in enumerate(gpu.links):
+            if other > gpu.index and link != "X" and not link.startswith("NV"):
+                yield Hit({"first": gpu.index, "second": other, "link": link})
+                return
+
+
+@check
+def no_imex_channel(job: TopologyInput) -> Iterator[Hit]:
+    """A group over nodes of one NVLink domain, on a machine that was seen, without an IMEX channel."""
+    site = job.site
+    if site.is_multi_node_nvlink and not site.declared and not site.imex_channels and job.spans_nodes:
+        yield Hit(severity=None if job.facts.fabric_handles else Severity.WARNING)
+
+
+@check
+def fabric_not_ready(job: TopologyInput) -> Iterator[Hit]:
+    """A GPU whose registration with the NVLink fabric is not complete."""
+    for gpu in job.site.gpus:
+        if gpu.fabric is None or gpu.fabric.state in ("not_supported", "unknown"):
+            continue
+        failed = gpu.fabric.status not in (None, 0)
+        if gpu.fabric.state != "completed" or failed:
+            status = f" with status {gpu.fabric.status}" if failed else ""
+            yield Hit({"gpu_index": gpu.index, "state": gpu.fabric.state.replace("_", " "), "status": status})
+
+
+@check
+def several_partitions(job: TopologyInput) -> Iterator[Hit]:
+    """GPUs of this node in different NVLink partitions."""
+    domains = sorted({gpu.fabric.domain for gpu in job.site.gpus if gpu.fabric and gpu.fabric.domain})
+    if len(domains) > 1:
+        yield Hit({"count": len(domains), "partitions": ", ".join(domains)})
+
+
+@check
+def group_crosses(job: TopologyInput) -> Iterator[Hit]:
+    """The group crosses NVLink domains."""
+    if job.inside is not None and job.group > job.inside:
+        yield Hit({"domains": -(-job.group // job.inside)})
