@@ -103,7 +103,7 @@ def emit(
     _routing(draft, workload, benchmark_routing)
     if workload is not None:
         _check_group(spec, demands, workload, draft)
-    if demands.domain_variable:
+    if demands.exchange.domain_variable:
         _domain(draft, spec, demands, workload, site)
     _notes(draft, mapping, demands, site)
     return _finish(choice, Choice(dispatcher=choice.dispatcher, knobs=knobs), draft)
@@ -232,11 +232,11 @@ def _check_group(spec: BackendSpec, demands: FlexBackend, workload: Workload, dr
             f"{spec.name} needs TP x EP of at least {demands.smallest_group}; this layout has {size}",
             "raise --ep, or use alltoall",
         )
-    if demands.group_sizes and size not in demands.group_sizes:
-        allowed = ", ".join(map(str, demands.group_sizes))
+    if demands.exchange.group_sizes and size not in demands.exchange.group_sizes:
+        allowed = ", ".join(map(str, demands.exchange.group_sizes))
         draft.notes.append(
             f"{spec.name} has no configuration for a group of {size} ranks and would stop at the first iteration; it "
-            f"has them for {allowed} ({demands.group_sizes_source})"
+            f"has them for {allowed} ({demands.exchange.group_sizes_source})"
         )
 
 
@@ -248,11 +248,11 @@ def group_size(workload: Workload) -> int:
 def _domain(
     draft: Draft, spec: BackendSpec, demands: FlexBackend, workload: Workload | None, site: Site | None
 ) -> None:
-    name = demands.domain_variable or ""
+    name = demands.exchange.domain_variable or ""
     if workload is None or site is None or site.nvlink_domain is None:
         draft.notes.append(
             f"{name} is not set because the NVLink domain or the group is unknown here; recent builds detect it, a "
-            f"wrong value is worse than none ({demands.domain_source})"
+            f"wrong value is worse than none ({demands.exchange.domain_source})"
         )
         return
     size, domain = group_size(workload), site.nvlink_domain
@@ -280,8 +280,8 @@ def _notes(draft: Draft, mapping: MegatronMapping, demands: FlexBackend, site: S
         draft.notes.append(
             "Bridge switches moe_shared_expert_overlap off for flex dispatchers; switch it off in the baseline arm too"
         )
-    if site is not None and site.gpu in demands.not_on:
-        draft.notes.append(demands.not_on_text.format(gpu=(site.gpu or "").upper()))
+    if site is not None and site.gpu in demands.exchange.refused_on:
+        draft.notes.append(demands.refused_text.format(gpu=(site.gpu or "").upper()))
     draft.notes += [
         note.text
         for note in demands.notes

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.megatron.version import has_reached
+from moe_dispatch.site.exchange import ExchangeFacts, exchange_facts
 
 
 class _Data(BaseModel):
@@ -34,24 +35,19 @@ class FlexBackend(_Data):
 
     Fields:
         smallest_group: fewest ranks of the TP x EP group with which Megatron builds it.
-        group_sizes: group sizes for which the library holds a configuration; empty when any.
         float32_probs: routing weights must be float32 (`moe_router_dtype=fp32`).
-        domain_variable: environment variable that gives the group's ranks in one NVLink domain.
         knob_fields: knob of ours -> field of Megatron, besides the SM count.
-        not_on: catalogue keys of GPUs on which Bridge replaces or refuses it; `not_on_text` says how.
+        refused_text: how Bridge replaces or refuses it on the GPUs where it is not accepted.
+        exchange: its demands of the machine.
     """
 
     smallest_group: int = 1
-    group_sizes: tuple[int, ...] = ()
-    group_sizes_source: str = ""
     float32_probs: bool = False
-    domain_variable: str | None = None
-    domain_source: str = ""
     knob_fields: dict[str, str] = Field(default_factory=dict)
-    not_on: tuple[str, ...] = ()
-    not_on_text: str = ""
-    not_on_source: str = ""
+    refused_text: str = ""
+    refused_source: str = ""
     notes: tuple[VersionedNote, ...] = ()
+    exchange: ExchangeFacts = ExchangeFacts()
 
 
 class FieldTable(_Data):
@@ -63,7 +59,8 @@ class FieldTable(_Data):
 
     def backend(self, name: str | None) -> FlexBackend:
         """Demands of a flex backend; none for one that is not listed (a third party's)."""
-        return self.flex_backends.get(name or "", FlexBackend())
+        known = self.flex_backends.get(name or "", FlexBackend())
+        return known.model_copy(update={"exchange": exchange_facts(name)})
 
     def has(self, field: str, version: str) -> bool:
         """Whether release `version` has `field`; a field that is not listed is assumed to exist.

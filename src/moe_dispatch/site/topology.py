@@ -45,6 +45,6 @@ def check_topology(job: TopologyInput) -> list[Finding]:
 
 
 def fabric_handle_failure(job: TopologyInput) -> Finding:
-    """Why fabric handles were refused (`cuMemCreate`: `operation not permitted`); HGX and NVL72 differ in the answer."""
+    """Why `cuMemCreate` refused fabric handles (`operation not permitted`): another answer on HGX and on NVL72."""
     rule = "imex-channel-missing" if job.site.is_multi_node_nvlink else "fabric-handles-not-on-hgx"
     return load_topology_rules()[rule].finding(common_values(job))
