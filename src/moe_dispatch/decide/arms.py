@@ -201,6 +201,8 @@ def straggler_finding(arms: Iterable[Arm]) -> Finding | None:
             ranks = max(ranks, len(hosts))
             for iteration in record.performance.iterations:
                 rank = iteration.slowest_rank
+                if rank is None:
+                    continue
                 slowest[rank, hosts[rank] if rank < len(hosts) else "unknown host"] += 1
     if ranks < 3 or not slowest:
         return None

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from moe_dispatch.core.choice import Choice
+from moe_dispatch.evidence.training import TrainingRun
 from moe_dispatch.site.environment import mask_secrets, recorded_environment
 
 SCHEMA_VERSION = 1
@@ -48,12 +49,14 @@ class Iteration(Model):
             visits of the baseline its own A-against-A repeats.
         latency_us: {phase: microseconds}, each the maximum over ranks. Phase `total` is always there; exchange level
             adds `forward` and `backward`.
-        slowest_rank: rank that set `total`.
+        slowest_rank: rank that set `total`; None where only the maximum is known (training logs).
+        step: training iteration it was printed for; None outside of training.
     """
 
     pass_index: int = Field(ge=0)
     latency_us: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
-    slowest_rank: int = Field(ge=0)
+    slowest_rank: int | None = Field(default=None, ge=0)
+    step: int | None = Field(default=None, ge=0)
 
     @field_validator("latency_us")
     @classmethod
@@ -167,6 +170,7 @@ class RunRecord(Model):
         labels: `oversubscribed`, `scaled_tokens`, `benchmark_only`, `untuned`, ...; they travel with every number.
         reason: for any status but `ok`, one sentence a person can act on.
         fix: what to do about `reason`.
+        training: what else a training run says of itself; None for runs of `bench`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -186,6 +190,7 @@ class RunRecord(Model):
     traffic: Traffic | None = None
     performance: Performance | None = None
     partial: Performance | None = None
+    training: TrainingRun | None = None
     provenance: Provenance
 
     @model_validator(mode="after")
@@ -200,6 +205,8 @@ class RunRecord(Model):
                 raise ValueError(
                     f"status {self.status.value} must not carry performance (use partial for raw iterations)"
                 )
+            if self.training is not None and self.training.metrics is not None:
+                raise ValueError(f"status {self.status.value} must not carry training metrics")
             if not self.reason:
                 raise ValueError(f"status {self.status.value} needs a reason")
         return self
