@@ -32,6 +32,7 @@ PREFIXES = (
     "HYBRIDEP_",
     "NUM_OF_",
     "UCCL_",
+    "MOE_",
     "MORI_",
     "HSA_",
     "HIP_",
@@ -55,7 +56,9 @@ NAMES = frozenset(
 
 MASK = "***"
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|KEY", re.IGNORECASE)
-_NOT_SECRET = re.compile(r"^(NUM_OF_[A-Z_]*TOKENS_PER_[A-Z_]+|(NCCL|UCX)_IB_PKEY)$")  # a partition key is an index
+_NOT_SECRET = re.compile(
+    r"^(NUM_OF_[A-Z_]*TOKENS_PER_[A-Z_]+|MOE_(FLEX_|TOKEN_)?DISPATCHER[A-Z_]*|(NCCL|UCX)_IB_PKEY)$"
+)  # a partition key is an index
 # Repetitions in front of a fixed part are bounded: unbounded ones take quadratic time on a long line.
 _MASKED_PARTS = (
     # user information of an address, up to the last @: a password may hold @, : and (though it must not) / itself
