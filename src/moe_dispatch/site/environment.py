@@ -56,9 +56,9 @@ NAMES = frozenset(
 
 MASK = "***"
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|KEY", re.IGNORECASE)
-_NOT_SECRET = re.compile(
-    r"^(NUM_OF_[A-Z_]*TOKENS_PER_[A-Z_]+|MOE_(FLEX_|TOKEN_)?DISPATCHER[A-Z_]*|(NCCL|UCX)_IB_PKEY)$"
-)  # a partition key is an index
+_NOT_SECRET = re.compile(  # token counts, the token dispatcher's name, and a partition key, which is an index
+    r"^(NUM_OF_[A-Z_]*TOKENS_PER_[A-Z_]+|MOE_(FLEX_|TOKEN_)?DISPATCHER(_TYPE|_BACKEND)?|(NCCL|UCX)_IB_PKEY)$"
+)
 # Repetitions in front of a fixed part are bounded: unbounded ones take quadratic time on a long line.
 _MASKED_PARTS = (
     # user information of an address, up to the last @: a password may hold @, : and (though it must not) / itself

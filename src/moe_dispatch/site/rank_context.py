@@ -122,9 +122,7 @@ def _torchrun(environment: Mapping[str, str]) -> RankContext:
         local_rank=_first_number(environment, "LOCAL_RANK", *(("SLURM_LOCALID",) if by_slurm else ())),
         node=_first_number(environment, "GROUP_RANK", "SLURM_NODEID"),
         launcher="torchrun",
-        job=".".join(
-            part for part in (environment.get("TORCHELASTIC_RUN_ID", _slurm_job(environment)), restart) if part
-        ),
+        job=".".join(part for part in (run, restart) if part),
         master=environment.get("MASTER_ADDR", "") or (hosts[0] if hosts else ""),
         port=_port(environment),
         port_taken=environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
