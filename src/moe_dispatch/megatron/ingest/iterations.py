@@ -63,6 +63,11 @@ class IterationLine:
         """How many values the line gave."""
         return sum(getattr(self, field.name) is not None for field in fields(self))
 
+    def agrees(self, other: IterationLine) -> bool:
+        """Whether no value that both give differs."""
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return all(mine is None or theirs is None or mine == theirs or mine != mine for mine, theirs in pairs)
+
     @property
     def finite(self) -> bool:
         """Whether the loss was finite: printed, not the 0 of a skipped step, with a finite gradient norm.

@@ -1,8 +1,8 @@
 """Memory lines: Megatron-LM prints MiB under the name MB, Megatron-Bridge decimal GB.
 
 Formats: NVIDIA/Megatron-LM@d98e8a64:megatron/training/utils/common_utils.py (report_memory) and
-NVIDIA-NeMo/Megatron-Bridge@067f987d:src/megatron/bridge/training/utils/train_utils.py. Both are printed after iterations
-1 and 2 only; the first one precedes the optimizer state.
+NVIDIA-NeMo/Megatron-Bridge@067f987d:src/megatron/bridge/training/utils/train_utils.py. Both are printed after
+iterations 1 and 2 only; the first one precedes the optimizer state.
 """
 
 from __future__ import annotations

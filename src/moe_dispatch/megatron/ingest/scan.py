@@ -1,7 +1,7 @@
-"""Finds the lines that matter in a log of any size: memory stays flat, and most bytes are only ever seen by `bytes.find`.
+"""Finds the lines that matter in a log of any size: memory stays flat, and most bytes only pass through `bytes.find`.
 
-A line matters when it holds one of `ANCHORS`, a literal part of a text that some parser of this package reads; the texts
-come from NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py, NVIDIA-NeMo/Megatron-Bridge@067f987d:
+A line matters when it holds one of `ANCHORS`, a literal part of a text that some parser of this package reads; the
+texts come from NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py, NVIDIA-NeMo/Megatron-Bridge@067f987d:
 src/megatron/bridge/training/utils/train_utils.py and the sources named in `messages.yaml`. Blocks of lines without an
 anchor of their own (argument dump, configuration summary) are read by a consumer that asks to follow.
 """
@@ -33,6 +33,8 @@ ANCHORS: tuple[bytes, ...] = (
     b"Error: ",
     b"[Error] ",
     b"Assertion `",
+    b"HYBRID_EP_MULTINODE",
+    b"Failed to compile the code",
     b"alling back to alltoall",
     b"collective operation timeout",
     b"DeepEP timeout check",
@@ -45,14 +47,14 @@ ANCHORS: tuple[bytes, ...] = (
 )
 CHUNK_BYTES = 1 << 20
 MAX_LINE_BYTES = 4 << 20
-"""A line that is longer is cut: nothing that is read here comes near, and memory must not follow a file without ends."""
+"""A longer line is cut: nothing that is read here comes near, and memory must not follow a file without line ends."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIXES = (
-    re.compile(r" *\d+: "),  # srun -l, the task number padded to a width; exactly one space follows
-    re.compile(r"\[(?!rank)[A-Za-z_]*\d+\]:"),  # torchrun --tee: no space follows
-    re.compile(r"\[rank\d+\]: "),  # torch's exception hook
+    re.compile(r" *(?P<rank>\d+): "),  # srun -l, the task number padded to a width; exactly one space follows
+    re.compile(r"\[(?!rank)[A-Za-z_]*\d+\]:"),  # torchrun --tee, a local rank: no space follows
+    re.compile(r"\[rank(?P<rank>\d+)\]: "),  # torch's exception hook
     re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"),  # kubectl, CRI
     re.compile(r"[\w./-]+ {1,20}\| (?= ?\S)"),  # docker compose: name, padding, bar
 )
@@ -65,8 +67,8 @@ class Consumer(Protocol):
     def following(self) -> bool:
         """Whether the next lines are wanted whatever they hold."""
 
-    def feed(self, line: str) -> None:
-        """One line without its end and without launcher prefixes."""
+    def feed(self, text: str, rank: int | None) -> None:
+        """One line without its end and without launcher prefixes, and the global rank that they named."""
 
 
 def scan(path: Path, consumer: Consumer) -> None:
@@ -88,21 +90,23 @@ def scan(path: Path, consumer: Consumer) -> None:
         ) from None
 
 
-def clean(raw: bytes) -> Iterator[str]:
+def clean(raw: bytes) -> Iterator[tuple[str, int | None]]:
     """The texts of one physical line: bytes that are no UTF-8 replaced, split where a progress bar returns."""
     for part in raw.split(b"\r"):
         if part:
             yield strip_prefixes(part.decode("utf-8", errors="replace"))
 
 
-def strip_prefixes(text: str) -> str:
-    """Remove colours and what launchers put in front of a line, in any order and number."""
+def strip_prefixes(text: str) -> tuple[str, int | None]:
+    """Remove colours and what launchers put in front of a line, in any order and number; and the rank they name."""
     if "\x1b" in text:
         text = _ANSI.sub("", text)
-    start = 0
+    start, rank = 0, None
     while match := next((found for prefix in _PREFIXES if (found := prefix.match(text, start))), None):
         start = match.end()
-    return text[start:]
+        named = match.groupdict().get("rank")
+        rank = int(named) if named and len(named) < 10 else rank
+    return text[start:], rank
 
 
 def _reader(file: BinaryIO) -> Callable[[], bytes]:
@@ -154,8 +158,8 @@ def _feed(block: bytes, start: int, consumer: Consumer) -> int:
     end = block.find(b"\n", start)
     if end < 0:
         end = len(block)
-    for text in clean(block[start:end]):
-        consumer.feed(text)
+    for text, rank in clean(block[start:end]):
+        consumer.feed(text, rank)
     return end + 1
 
 
