@@ -8,15 +8,16 @@ faster across a slow link (docs/two_nodes.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.dispatch.exchange import ExchangeDispatcher
-from moe_dispatch.dispatch.ids import refusal, refuse_together
-from moe_dispatch.dispatch.order import inverse_order, stable_order
-from moe_dispatch.dispatch.rows import gather_rows, offsets_from_counts, sum_rows
+from moe_dispatch.dispatch.ids import refuse_together
+from moe_dispatch.dispatch.pair_rows import PairRows, pair_rows
+from moe_dispatch.dispatch.rows import gather_rows, offsets_from_counts
 from moe_dispatch.dispatch.wire import Arrival, Message, Wire
 
 _COUNTS, _ROWS, _PROBS = 1, 2, 3
@@ -28,20 +29,29 @@ class AllToAllPlan:
     """Routing of one call. S sent pairs of this rank, R received rows, W ranks, e local experts.
 
     Fields:
-        pair_S: flat (token * K + slot) of each sent row, ordered by expert, then token.
-        bag_index_S, bag_offsets: for the combine, positions in the sent order, grouped by token.
+        pairs: the rows to send, ordered by expert, then token.
         send_rows, recv_rows: rows to and from each rank.
-        blocks_We: rows from source w for local expert e.
+        blocks_We: rows from source w for local expert e, int64 on the CPU.
+        device: where rows live.
     """
 
-    pair_S: torch.Tensor
-    bag_index_S: torch.Tensor
-    bag_offsets: torch.Tensor
+    pairs: PairRows
     send_rows: tuple[int, ...]
     recv_rows: tuple[int, ...]
     blocks_We: torch.Tensor
     tokens_per_expert_e: torch.Tensor
     num_tokens: int
+    device: torch.device
+
+    @cached_property
+    def to_expert_order(self) -> torch.Tensor:
+        """Row numbers that turn (source, expert) blocks into (expert, source) blocks, on the device."""
+        return _regroup_index(self.blocks_We).to(self.device)
+
+    @cached_property
+    def to_source_order(self) -> torch.Tensor:
+        """The way back."""
+        return _regroup_index(self.blocks_We.t()).to(self.device)
 
 
 @dataclass
@@ -75,32 +85,32 @@ class AllToAllDispatcher(ExchangeDispatcher):
 
     def make_plan(self, ids_TK: torch.Tensor, num_tokens: int) -> AllToAllPlan:
         """Sort pairs by expert and exchange row counts; collective."""
-        flat = ids_TK.reshape(-1).to(self.device)
-        valid = (flat >= 0) & (flat < self.num_experts)
-        key = torch.where(valid, flat, self.num_experts)
-        counts_E1 = torch.bincount(key, minlength=self.num_experts + 1)
-        pair_S = stable_order(key, self.num_experts)[: int(flat.numel() - counts_E1[-1])]
-        sent_at = inverse_order(pair_S, flat.numel())
-        counts_WE = counts_E1[:-1].view(self.world, self.local_experts)
-        blocks_We = self._exchange_counts(counts_WE, refusal(ids_TK, self.num_experts, self.max_tokens))
+        ids_TK = ids_TK.to(self.device)
+        pairs = pair_rows(ids_TK, self.num_experts)
+        counts_WE = pairs.counts_E.view(self.world, self.local_experts)
+        sent_We, blocks_We = self._exchange_counts(counts_WE, ids_TK)
         return AllToAllPlan(
-            pair_S=pair_S,
-            bag_index_S=sent_at[valid],
-            bag_offsets=offsets_from_counts(valid.view(-1, self.topk).sum(1)),
-            send_rows=tuple(counts_WE.sum(1).tolist()),
+            pairs=pairs,
+            send_rows=tuple(sent_We.sum(1).tolist()),
             recv_rows=tuple(blocks_We.sum(1).tolist()),
             blocks_We=blocks_We,
             tokens_per_expert_e=blocks_We.sum(0),
             num_tokens=num_tokens,
+            device=self.device,
         )
 
-    def _exchange_counts(self, counts_WE: torch.Tensor, code: int) -> torch.Tensor:
-        """Rows each source holds for my experts, [W, e] int64 on the CPU. A rank with a refusal code says so; all raise
-        together.
+    def _exchange_counts(self, counts_WE: torch.Tensor, ids_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows I hold for each rank's experts and rows each source holds for mine, both [W, e] int64 on the CPU.
+
+        A rank with an impossible request sends its refusal code instead of counts; all raise together. The only read
+        of device memory by the host in a call.
         """
         mine = counts_WE.to(torch.int32).contiguous()
-        if code:
-            mine = torch.full_like(mine, code)
+        if ids_TK.shape[0] > self.max_tokens:
+            mine = torch.full_like(mine, -1 - ids_TK.shape[0])
+        else:
+            outside = ((ids_TK < -1) | (ids_TK >= self.num_experts)).any()
+            mine = torch.where(outside, mine.new_full((), -1), mine)
         theirs = torch.empty_like(mine)
         theirs[self.rank] = mine[self.rank]
         peers = [p for p in range(self.world) if p != self.rank]
@@ -111,31 +121,28 @@ class AllToAllDispatcher(ExchangeDispatcher):
         for arrival in arrivals:
             arrival.wait()
         wire.drain()
-        blocks = theirs.to("cpu", torch.int64)
+        sent, blocks = torch.stack([mine, theirs]).to("cpu", torch.int64).unbind()
         refuse_together(blocks[:, 0].tolist(), self.num_experts, self.max_tokens)
-        return blocks
+        return sent, blocks
 
     def scatter_start(self, x_TH: torch.Tensor, probs_TK: torch.Tensor | None, plan: AllToAllPlan) -> _InFlight:
         """Permute by expert, then start the exchange."""
-        token_S = torch.div(plan.pair_S, self.topk, rounding_mode="floor")
-        sent = self.pool.empty((token_S.numel(), self.hidden), self.dtype)
-        gather_rows(x_TH, token_S, sent)
-        sent_probs = None if probs_TK is None else probs_TK.reshape(-1).to(self.device)[plan.pair_S]
+        sent = self.pool.empty((sum(plan.send_rows), self.hidden), self.dtype)
+        plan.pairs.scatter(x_TH, sent)
+        sent_probs = None if probs_TK is None else plan.pairs.scatter_values(probs_TK.to(self.device), sent.shape[0])
         return self._start(sent, sent_probs, plan.send_rows, plan.recv_rows, plan)
 
     def scatter_finish(self, handle: _InFlight) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Wait, then regroup (source, expert) blocks to (expert, source)."""
         handle.finish()
-        blocks = handle.plan.blocks_We
-        rows = self._regroup(handle.rows, blocks)
-        probs = None if handle.probs is None else self._regroup(handle.probs, blocks)
+        rows = self._to_expert_order(handle.rows, handle.plan)
+        probs = None if handle.probs is None else self._to_expert_order(handle.probs, handle.plan)
         return rows, probs
 
     def gather_start(self, y_RH: torch.Tensor, probs_grad_R: torch.Tensor | None, plan: AllToAllPlan) -> _InFlight:
         """Regroup to (source, expert), then start the way back."""
-        blocks_eW = plan.blocks_We.t()
-        rows = self._regroup(y_RH.contiguous(), blocks_eW)
-        probs = None if probs_grad_R is None else self._regroup(probs_grad_R.contiguous(), blocks_eW)
+        rows = self._to_source_order(y_RH.contiguous(), plan)
+        probs = None if probs_grad_R is None else self._to_source_order(probs_grad_R.contiguous(), plan)
         return self._start(rows, probs, plan.recv_rows, plan.send_rows, plan)
 
     def gather_finish(self, handle: _InFlight) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -143,12 +150,8 @@ class AllToAllDispatcher(ExchangeDispatcher):
         handle.finish()
         plan = handle.plan
         out = self.pool.empty((plan.num_tokens, self.hidden), self.dtype)
-        sum_rows(handle.rows, plan.bag_index_S, plan.bag_offsets, out, whole=True)
-        if handle.probs is None:
-            return out, None
-        grad = handle.probs.new_zeros(plan.num_tokens * self.topk)
-        grad[plan.pair_S] = handle.probs
-        return out, grad.view(plan.num_tokens, self.topk)
+        plan.pairs.sum(handle.rows, out)
+        return out, None if handle.probs is None else plan.pairs.gather_values(handle.probs)
 
     def _start(
         self,
@@ -189,17 +192,31 @@ class AllToAllDispatcher(ExchangeDispatcher):
             sends += [Message(outgoing[p], p, kind) for p in peers if send_rows[p]]
         return wire.exchange(receives, sends)
 
-    def _regroup(self, rows: torch.Tensor, blocks_AB: torch.Tensor) -> torch.Tensor:
-        """Blocks in (a, b) order to (b, a) order; a copy, or `rows` itself when there is one row of blocks."""
-        if 1 in blocks_AB.shape:
+    def _to_expert_order(self, rows: torch.Tensor, plan: AllToAllPlan) -> torch.Tensor:
+        if 1 in plan.blocks_We.shape:
             return rows
+        if rows.device.type == "cpu":
+            return self._regrouped(rows, plan.blocks_We)
+        return _reordered(rows, plan.to_expert_order)
+
+    def _to_source_order(self, rows: torch.Tensor, plan: AllToAllPlan) -> torch.Tensor:
+        if 1 in plan.blocks_We.shape:
+            return rows
+        if rows.device.type == "cpu":
+            return self._regrouped(rows, plan.blocks_We.t())
+        return _reordered(rows, plan.to_source_order)
+
+    def _regrouped(self, rows: torch.Tensor, blocks_AB: torch.Tensor) -> torch.Tensor:
+        """Blocks in (a, b) order to (b, a) order, block by block."""
         target = self.pool.empty(rows.shape, rows.dtype)
-        if rows.device.type != "cpu":
-            return gather_rows(rows, _regroup_index(blocks_AB).to(rows.device), target)
         parts = rows.split(blocks_AB.reshape(-1).tolist())
         columns = blocks_AB.shape[1]
         torch.cat([part for b in range(columns) for part in parts[b::columns]], out=target)
         return target
+
+
+def _reordered(rows: torch.Tensor, index_R: torch.Tensor) -> torch.Tensor:
+    return rows[index_R] if rows.dim() == 1 else gather_rows(rows, index_R, torch.empty_like(rows))
 
 
 def _regroup_index(blocks_AB: torch.Tensor) -> torch.Tensor:

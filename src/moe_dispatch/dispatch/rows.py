@@ -1,6 +1,7 @@
 """Moving and summing rows: the only payload operations a dispatcher needs besides the wire.
 
-`sum_rows` uses `embedding_bag`, which accumulates in float32 and rounds once, in one pass over the rows.
+On CUDA the Triton kernels of `dispatch/kernels` do both; elsewhere `index_select`, and `embedding_bag`, which also
+accumulates in float32 and rounds once, in one pass over the rows.
 """
 
 from __future__ import annotations
@@ -8,11 +9,17 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from moe_dispatch.dispatch import kernels
+
 _BLOCK_BYTES = 1 << 20
 
 
 def gather_rows(source_NH: torch.Tensor, index_M: torch.Tensor, out_MH: torch.Tensor) -> torch.Tensor:
     """out[m] = source[index[m]], bitwise; returns `out_MH`."""
+    if kernels.kernels_for(source_NH.device):
+        from moe_dispatch.dispatch.kernels import move
+
+        return move.gather_rows(source_NH, index_M, out_MH)
     if index_M.numel():
         torch.index_select(source_NH, 0, index_M, out=out_MH)
     return out_MH
@@ -47,6 +54,10 @@ def sum_rows(
         return out_BH
     if index_M.numel() == 0:
         return out_BH.zero_()
+    if kernels.kernels_for(source_NH.device):
+        from moe_dispatch.dispatch.kernels import move
+
+        return move.sum_bags(source_NH, index_M, offsets_B1, out_BH)
     if whole and out_BH.device.type != "cpu":
         return out_BH.copy_(F.embedding_bag(index_M, source_NH, offsets_B1, mode="sum", include_last_offset=True))
     row_bytes = max(1, out_BH.shape[1] * out_BH.element_size())
