@@ -1,6 +1,7 @@
 import pytest
 
 from moe_dispatch.core.errors import WorkloadError
+from moe_dispatch.workload import catalogue
 from moe_dispatch.workload.catalogue import find_model, list_models
 from moe_dispatch.workload.model import ModelShape, RouterShape
 
@@ -18,6 +19,8 @@ PUBLISHED_BILLIONS = {
     "moonlight-16b-a3b": 16,
     "nemotron-3-super-120b-a12b": 120,
     "nemotron-3-nano-30b-a3b": 31.6,
+    "qwen3-5-397b-a17b": 397,
+    "glm-5": 744,
 }
 EXPERT_SHARE = (0.80, 1.0)
 """Experts hold at least 80 % of a MoE model's parameters and never more than all of them."""
@@ -62,11 +65,28 @@ def test_unknown_name_gets_close_matches():
     assert "qwen3-30b-a3b" in caught.value.fix
 
 
-@pytest.mark.parametrize("name", ["glm-5", "qwen3-vl-30b-a3b", "qwen3.5-397b-a17b"])
-def test_incomplete_entries_are_listed_and_refused(name):
+def test_incomplete_entries_are_listed_and_refused(monkeypatch):
+    partial = catalogue._entry(
+        {"name": "half", "title": "Half", "num_experts": 8, "topk": 2, "missing": ["hidden"], "source": "a document"}
+    )
+    assert partial.shape is None
+    monkeypatch.setattr(catalogue, "list_models", lambda: (partial,))
     with pytest.raises(WorkloadError, match="does not state hidden") as caught:
-        find_model(name)
+        find_model("half")
     assert "config.json" in caught.value.fix
+
+
+@pytest.mark.parametrize("entry", list_models(), ids=lambda entry: entry.name)
+def test_every_listed_model_can_be_measured_and_names_its_source(entry):
+    assert entry.shape is not None
+    assert ":" in entry.source
+
+
+def test_vision_language_models_dispatch_as_their_language_model_does():
+    text, vision = find_model("qwen3-30b-a3b"), find_model("qwen3-vl-30b-a3b")
+    assert vision.model_copy(update={"name": "", "title": "", "source": "", "notes": ""}) == text.model_copy(
+        update={"name": "", "title": "", "source": "", "notes": ""}
+    )
 
 
 def test_latent_model_dispatches_its_latent_width():
