@@ -15,10 +15,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from moe_dispatch.core.finding import Finding, Severity
+from moe_dispatch.core.finding import Finding
 from moe_dispatch.decide.verdict import Verdict, VerdictKind
+from moe_dispatch.report import findings as findings_only
 from moe_dispatch.report import text
 from moe_dispatch.report.data import CandidateRow, ConfigBlock, GateRow, ReportData, TrafficRow
+from moe_dispatch.report.findings import make_console as make_console
 
 _STYLES = {
     VerdictKind.WINNER: "green",
@@ -27,15 +29,8 @@ _STYLES = {
     VerdictKind.INCONCLUSIVE: "yellow",
     VerdictKind.NOT_COMPARABLE: "red",
 }
-_SEVERITY_STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 _LABEL_WIDTH = 14
 _IN_TABLE = "-is-not-slow"
-_SEVERITY_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """A console; without a terminal it is plain text of 80 columns (or COLUMNS)."""
-    return Console(stderr=stderr, highlight=False)
 
 
 def show_report(data: ReportData, console: Console) -> None:
@@ -187,18 +182,7 @@ def traffic_table(rows: Sequence[TrafficRow]) -> Table:
 
 def show_findings(findings: Iterable[Finding], console: Console) -> None:
     """Errors first; information is one line each; what the table of unranked arms shows is not repeated."""
-    shown = [one for one in findings if not one.id.endswith(_IN_TABLE)]
-    ordered = sorted(shown, key=lambda one: _SEVERITY_ORDER.index(one.severity))
-    if ordered:
-        _heading(console, "Findings")
-    for one in ordered:
-        style = _SEVERITY_STYLES[one.severity]
-        line = f"[{style}]{one.severity.value}[/{style}] {escape(one.message)} [dim]({escape(one.id)})[/dim]"
-        console.print(Padding(line, (0, 0, 0, 2)))
-        if one.severity is not Severity.INFO:
-            for extra in (one.why, *(f"advice: {advice}" for advice in one.advice)):
-                if extra:
-                    console.print(Padding(Text(extra, style="dim"), (0, 0, 0, 4)))
+    findings_only.show_findings((one for one in findings if not one.id.endswith(_IN_TABLE)), console)
 
 
 def show_config(block: ConfigBlock, console: Console) -> None:
