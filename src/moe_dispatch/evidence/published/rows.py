@@ -52,6 +52,16 @@ class Row:
     notes: tuple[str, ...] = ()
     findings: tuple[Misfit, ...] = ()
 
+    @property
+    def dispatchers(self) -> tuple[str, ...]:
+        """Every dispatcher that the row is about."""
+        return ()
+
+    @property
+    def basis(self) -> Basis:
+        """How they are known; the weakest, where there are two."""
+        return "stated"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings(Row):
@@ -63,6 +73,7 @@ class Settings(Row):
         vpp: virtual stages of one pipeline rank; etp: expert tensor parallel size.
         cuda_graph: who captures (`none`, `transformer_engine`, `local`, `full_iteration`), `cuda_graph_scopes`: what.
         recompute: modules, or `off`, `full`, `selective`.
+        fabric: between nodes, where the source says.
     """
 
     precision: str | None = None
@@ -80,6 +91,8 @@ class Settings(Row):
     cuda_graph_scopes: tuple[str, ...] = ()
     ep_overlap: bool | None = None
     recompute: str | None = None
+    routing: Routing = "unknown"
+    fabric: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +113,7 @@ class TrainingRow(Settings):
         mfu: fraction of the peak that the source used.
         communication_s: seconds of communication kernels in one step; communication_hidden: fraction of them that ran
             under computation.
-        fabric: between nodes, where the source says; run_commit: of the framework.
+        run_commit: of the framework.
     """
 
     kind: ClassVar[str] = "training"
@@ -116,7 +129,6 @@ class TrainingRow(Settings):
     provider: str = ""
     num_sms: int | None = None
     fsdp: int | None = None
-    routing: Routing = "unknown"
     step_time_s: float | None = None
     forward_ms: float | None = None
     backward_ms: float | None = None
@@ -130,12 +142,16 @@ class TrainingRow(Settings):
     release: str = ""
     container: str = ""
     run_commit: str = ""
-    fabric: str = ""
 
     @property
     def dispatcher(self) -> str:
         """Stated, else inferred, else `unknown`; `basis` says which."""
         return self.dispatcher_stated or self.dispatcher_inferred or "unknown"
+
+    @property
+    def dispatchers(self) -> tuple[str, ...]:
+        """The one dispatcher."""
+        return (self.dispatcher,)
 
     @property
     def basis(self) -> Basis:
@@ -177,15 +193,22 @@ class Paired(Settings):
     Fields:
         metric: what the arms' values are; empty when no speed is published (memory, loss).
         confounders: what differs besides the variable under test.
-        fabric: between nodes; routing: of both arms.
     """
 
     metric: Literal["", "step_time_s", "forward_backward_ms", "tflops_per_gpu"]
     baseline: Arm
     treatment: Arm
-    routing: Routing = "unknown"
-    fabric: str = ""
     confounders: tuple[str, ...] = ()
+
+    @property
+    def dispatchers(self) -> tuple[str, ...]:
+        """Of both arms, each once."""
+        return tuple(dict.fromkeys((self.baseline.dispatcher, self.treatment.dispatcher)))
+
+    @property
+    def basis(self) -> Basis:
+        """Of the arm that is known least."""
+        return max(self.baseline.basis, self.treatment.basis, key=("stated", "inferred", "unknown").index)
 
     @property
     def speedup(self) -> float | None:
@@ -243,11 +266,6 @@ class KnobRow(Paired):
         """The dispatcher of both arms."""
         return self.baseline.dispatcher
 
-    @property
-    def basis(self) -> Basis:
-        """How it is known."""
-        return self.baseline.basis
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeRow(Settings):
@@ -272,9 +290,13 @@ class RecipeRow(Settings):
     dispatcher: str
     dispatcher_from: Literal["recipe", "framework default", "unknown"] = "recipe"
     num_sms: int | None = None
-    routing: Routing = "unknown"
     knobs: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def dispatchers(self) -> tuple[str, ...]:
+        """The one in effect."""
+        return (self.dispatcher,)
 
     @property
     def basis(self) -> Basis:
@@ -317,9 +339,9 @@ class MicroRow(Row):
     combine_us: float | None = None
 
     @property
-    def basis(self) -> Basis:
-        """A micro-benchmark names what it ran."""
-        return "stated"
+    def dispatchers(self) -> tuple[str, ...]:
+        """The one that was measured."""
+        return (self.dispatcher,)
 
 
 def known_fields(row_class: type[Row]) -> tuple[str, ...]:
