@@ -50,7 +50,7 @@ class EvidenceQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One component of a distance: the two values, and what it adds. `ours` is empty where only theirs has a meaning."""
+    """One component of a distance: the two values (`ours` empty where only theirs has a meaning) and what it adds."""
 
     component: str
     ours: str
