@@ -60,19 +60,27 @@ def read_raw(path: Path) -> list[dict[str, Any]]:
     Raises:
         StoreError: the file is missing, is not JSON, or has another schema version.
     """
+    rows: list[dict[str, Any]] = read_document(path)["rows"]
+    return rows
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A whole file: `schema_version`, `collected` (day of the newest source that was read) and `rows`.
+
+    Raises:
+        StoreError: as `read_raw`.
+    """
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
-        raise StoreError(
-            f"published evidence {path} cannot be read: {error.strerror}", "reinstall the package"
-        ) from None
+        raise StoreError(f"{path} cannot be read: {error.strerror}", "reinstall the package") from None
     except ValueError as error:
         raise StoreError(f"{path} is not JSON: {error}", "correct that line of the file") from None
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise StoreError(f"{path} has schema version {version}; this release reads {SCHEMA_VERSION}", "upgrade it")
-    rows: list[dict[str, Any]] = document["rows"]
-    return rows
+    checked: dict[str, Any] = document
+    return checked
 
 
 def row_of(row_class: type[R], raw: Mapping[str, Any], where: Path) -> R:
@@ -117,7 +125,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def text_of(rows: Iterable[Row]) -> str:
+def text_of(rows: Iterable[Row], collected: str) -> str:
     """The file's text: sorted by id, one row a line, so that a change of one row is a change of one line."""
     lines = [json.dumps(plain(row), ensure_ascii=False) for row in sorted(rows, key=lambda row: row.id)]
-    return f'{{"schema_version": {SCHEMA_VERSION}, "rows": [\n' + ",\n".join(lines) + "\n]}\n"
+    head = f'{{"schema_version": {SCHEMA_VERSION}, "collected": {json.dumps(collected)}, "rows": [\n'
+    return head + ",\n".join(lines) + "\n]}\n"

@@ -14,10 +14,15 @@ Basis = Literal["stated", "inferred", "unknown"]
 Routing = Literal["force_balanced", "dropless", "capacity_dropped", "unknown"]
 Isolation = Literal["dispatcher", "transport", "recipe", "near", "confounded"]
 
+STRICT: dict[str, Any] = {"extra": "forbid", "strict": True}
+"""How the validator reads a row: no unknown field, no conversion."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Misfit:
     """One thing in a row that does not fit: the check that says so, and the numbers."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     check: str
     detail: str
@@ -40,6 +45,7 @@ class Row:
     """
 
     kind: ClassVar[str]
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     id: str
     model: str = ""
@@ -107,7 +113,7 @@ class TrainingRow(Settings):
         inference: how good that deduction is; `inference_source`: the recipe it rests on.
         stated_in: kind of place where the source names it; provider: the build or transport behind the name.
         num_sms: SMs given to dispatch and combine.
-        fsdp: fully sharded data parallel size.
+        fsdp: fully sharded data parallel size; mtp_layers: multi-token prediction layers that were trained.
         step_time_s: seconds of one training step; forward_ms, backward_ms: of one layer.
         tokens_per_s: of all GPUs together.
         mfu: fraction of the peak that the source used.
@@ -129,6 +135,7 @@ class TrainingRow(Settings):
     provider: str = ""
     num_sms: int | None = None
     fsdp: int | None = None
+    mtp_layers: int | None = None
     step_time_s: float | None = None
     forward_ms: float | None = None
     backward_ms: float | None = None
@@ -173,6 +180,8 @@ class TrainingRow(Settings):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
     """One side of a pair: the training row it comes from and its value of the pair's metric."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     row: str
     dispatcher: str
