@@ -27,14 +27,14 @@ class GpuFabric(_Device):
         status: NVML return code of the registration; 0 is success.
         cluster: UUID of the NVLink domain; clique: number of the partition in it. GPUs reach each other over NVLink
             exactly when both are equal.
-        health: NVML health mask; None when the driver does not report one.
+        problems: what the driver's health report complains of (`degraded bandwidth`, ...); empty when nothing.
     """
 
     state: FabricState
     status: int | None = None
     cluster: str = ""
     clique: int | None = None
-    health: int | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def domain(self) -> str | None:

@@ -30,7 +30,8 @@ class Site(BaseModel):
         driver: version of the GPU driver; cuda: newest CUDA that it supports.
         gpus, nics: devices of this node, empty when declared or not seen.
         imex_channels: device files through which NVLink memory is shared between nodes.
-        kernel_modules: loaded modules that give adapters direct access to GPU memory.
+        kernel_modules: loaded modules that give adapters direct access to GPU memory; `nvidia-open` stands for the
+            driver's open flavour, which needs none.
         nvcc: path of the CUDA compiler that packages compiling at run time need.
         notes: what could not be probed, and why.
     """
@@ -90,6 +91,18 @@ class Site(BaseModel):
         """NVLink domains that one EP group spans; None when unknown."""
         inside = self.ranks_per_domain(ep)
         return None if inside is None else -(-ep // inside)
+
+    def domain_of(self, gpu: int = 0) -> str | None:
+        """Name of the NVLink partition of one GPU, equal on every GPU it reaches: the rack's, else this host's.
+
+        None without NVLink, or where the rack's partition is not known.
+        """
+        if self.nvlink_domain is None:
+            return None
+        fabric = self.gpus[gpu].fabric if gpu < len(self.gpus) else None
+        if self.is_multi_node_nvlink:
+            return fabric.domain if fabric is not None else None
+        return self.hosts[0] if self.hosts else self.name
 
     @property
     def summary(self) -> str:

@@ -95,10 +95,11 @@ def no_nvlink(job: TopologyInput) -> Iterator[Hit]:
     """Two GPUs of this node without NVLink between them; the first such pair."""
     if not job.facts.needs_nvlink or job.group < 2:
         return
-    for gpu in job.site.gpus:
-        for other, link in enumerate(gpu.links):
-            if other > gpu.index and link != "X" and not link.startswith("NV"):
-                yield Hit({"first": gpu.index, "second": other, "link": link})
+    gpus = job.site.gpus
+    for place, gpu in enumerate(gpus):
+        for peer, link in zip(gpus[place + 1 :], gpu.links[place + 1 :], strict=False):
+            if not link.startswith("NV"):
+                yield Hit({"first": gpu.index, "second": peer.index, "link": link})
                 return
 
 
@@ -120,6 +121,14 @@ def fabric_not_ready(job: TopologyInput) -> Iterator[Hit]:
         if gpu.fabric.state != "completed" or failed:
             status = f" with status {gpu.fabric.status}" if failed else ""
             yield Hit({"gpu_index": gpu.index, "state": gpu.fabric.state.replace("_", " "), "status": status})
+
+
+@check
+def fabric_problems(job: TopologyInput) -> Iterator[Hit]:
+    """A GPU whose NVLink health report complains."""
+    for gpu in job.site.gpus:
+        if gpu.fabric is not None and gpu.fabric.problems:
+            yield Hit({"gpu_index": gpu.index, "problems": ", ".join(gpu.fabric.problems)})
 
 
 @check

@@ -12,6 +12,7 @@ from moe_dispatch.site.versions import matches
 
 _RDMA = ("infiniband", "roce")
 _QUEUE_FABRICS = (*_RDMA, "unknown")
+_DIRECT = {"nvidia_peermem", "nv_peer_mem", "nvidia-open"}
 _MNNVL_CRASHES = {"==2.27.5": 44, "==2.30.4": 40}
 """NCCL version -> ranks of one domain from which crashes are reported (NVIDIA/nccl#2186)."""
 
@@ -59,7 +60,7 @@ def no_gpudirect_module(job: TopologyInput) -> Iterator[Hit]:
     """RDMA between domains, on a machine that was seen, without a module that gives adapters GPU memory."""
     site = job.site
     needed = job.facts.nvshmem and job.crosses_domains and site.fabric in _RDMA and site.device == "cuda"
-    if needed and not site.declared and not site.kernel_modules:
+    if needed and not site.declared and not _DIRECT & set(site.kernel_modules):
         yield Hit()
 
 
