@@ -171,6 +171,7 @@ def test_a_rule_cannot_move_or_exclude_the_baseline() -> None:
     hostile = Rule.model_validate(
         {
             "id": "everything-is-bad",
+            "topic": "hardware",
             "date": "2026-08-22",
             "when": {},
             "effect": "exclude",

@@ -14,7 +14,7 @@ from moe_dispatch.site.hardware import declared_site, load_hardware
 from moe_dispatch.site.model import Site
 from moe_dispatch.workload.workload import load_workload
 
-TODAY_OF_THE_NEWEST_SOURCE = date(2026, 8, 22)
+TODAY_OF_THE_NEWEST_SOURCE = date(2026, 8, 24)
 
 
 def situation(
@@ -45,6 +45,17 @@ def situation(
         ({"ep_max": 16}, {"ep_max": 15}),
         ({"domains": "several"}, {"domains": "one"}),
         ({"model": ["qwen3-30b*"]}, {"model": ["qwen3-235b*"]}),
+        ({"precision": ["bf16"]}, {"precision": ["fp8"]}),
+        ({"nvlink": "one_node"}, {"nvlink": "several_nodes"}),
+        ({"capability_max": 9}, {"capability_min": 10}),
+        ({"tp_or_cp": False}, {"tp_or_cp": True}),
+        ({"vpp_max": 1}, {"pp_min": 2}),
+        ({"shared_experts": False}, {"shared_experts": True}),
+        ({}, {"mtp_min": 1}),
+        ({"flex": True}, {"flex": False}),
+        ({"core_min": "0.18", "core_max": "0.19"}, {"core_max": "0.17"}),
+        ({"stage": ["tuned"]}, {"stage": ["bring-up"]}),
+        ({"memory": "tight"}, {"payload": "unsupported"}),
         ({"gate": "unknown"}, {"gate": "failed"}),
         ({"adapter": "missing"}, {"megatron": "missing"}),
         ({"experimental": False}, {"experimental": True}),
@@ -62,6 +73,9 @@ def test_each_condition_decides(condition: dict[str, object], contrast: dict[str
         domains=at.domains,
         spec=at.spec.model_copy(update={"target": None}),
         gate=None,
+        stage="tuned",
+        memory_tight=True,
+        core_version="0.18.1",
     )
     assert Condition.model_validate(condition).holds(at)
     assert not Condition.model_validate(contrast).holds(at)
@@ -77,6 +91,16 @@ def test_a_gpu_outside_the_catalogue_is_unknown_and_a_cpu_is_no_gpu() -> None:
     strange = Site(name="x", declared=False, device="cuda", gpu_name="Accelerator 9", gpus_per_node=8)
     assert Condition(gpu=("unknown",)).holds(situation(site=strange))
     assert not Condition(gpu=("unknown",)).holds(situation(site=Site(name="x", declared=False, device="cpu")))
+
+
+def test_what_is_not_said_holds_for_no_condition_on_it() -> None:
+    at = situation()
+    assert not Condition(stage=("bring-up", "profile", "tuned")).holds(at)
+    assert not Condition(memory="tight").holds(at)
+    assert not Condition(core_min="0.1").holds(at)
+    strange = Site(name="x", declared=False, device="cuda", gpu_name="Accelerator 9", gpus_per_node=8)
+    for condition in (Condition(capability_min=1), Condition(capability_max=99), Condition(nvlink="one_node")):
+        assert not condition.holds(situation(site=strange))
 
 
 def test_gate_status_says_unsupported_before_unavailable() -> None:
@@ -118,6 +142,7 @@ def test_every_text_can_be_filled(backend: str) -> None:
 
 RULE = {
     "id": "some-rule",
+    "topic": "hardware",
     "date": "2026-08-22",
     "when": {},
     "effect": "note",
@@ -137,6 +162,8 @@ RULE = {
         {"refuted_by": ""},
         {"sources": []},
         {"when": {"gpus": ["h100"]}},
+        {"topic": "astrology"},
+        {"baseline_hard_to_beat": True},
         {"id": "Some Rule"},
     ],
 )
