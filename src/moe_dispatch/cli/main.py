@@ -26,6 +26,7 @@ from moe_dispatch.core.errors import MoeDispatchError
 COMMANDS = {
     "select": "Measure the dispatchers that can run here, and write a proven verdict and its configuration.",
     "bench": "Measure chosen dispatchers; a table and records, no verdict.",
+    "ingest": "Read training logs, configuration dumps and profiles into records.",
     "compare": "Check stored records against one contract and give the verdict over them.",
     "emit": "Write a dispatcher and its knobs as Megatron-LM arguments and Megatron-Bridge overrides.",
     "report": "Make the HTML report of a store.",

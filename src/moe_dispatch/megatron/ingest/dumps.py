@@ -1,4 +1,4 @@
-"""Configuration as a run printed it: Megatron-LM's argument dump, Bridge's Configuration Summary and ConfigContainer YAML.
+"""Configuration as a run printed it: Megatron-LM's argument dump, Bridge's summary and its ConfigContainer YAML.
 
 Formats: NVIDIA/Megatron-LM@d98e8a64:megatron/training/arguments.py (_print_args),
 NVIDIA-NeMo/Megatron-Bridge@067f987d:src/megatron/bridge/training/config.py (the summary, printed after validation) and
@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from moe_dispatch.core.errors import UsageError
 
-Stage = Literal["arguments", "final_configuration", "config_file", "summary"]
-STAGES: tuple[Stage, ...] = ("final_configuration", "config_file", "arguments", "summary")
+Stage = Literal["final_configuration", "config_file", "arguments", "saved_config", "summary"]
+STAGES: tuple[Stage, ...] = ("final_configuration", "config_file", "arguments", "saved_config", "summary")
 """In the order in which a launch passes them; a later one is closer to what was built. Megatron-LM's arguments are
 printed after their own validation and before the model's configuration resolves deprecated names."""
 
@@ -134,8 +134,11 @@ class DumpReader:
             dump.values.setdefault(name if self._section == "model" else f"{self._section}.{name}", value)
 
 
-def read_config_file(path: Path) -> Dump:
+def read_config_file(path: Path, *, saved_by_run: bool = False) -> Dump:
     """A ConfigContainer YAML, as Bridge saves it or its launchers print it with --dryrun.
+
+    Args:
+        saved_by_run: the run wrote it, which happens after validation; nothing in the file itself tells.
 
     Raises:
         UsageError: unreadable, no YAML mapping, or without a `model` section.
@@ -152,7 +155,8 @@ def read_config_file(path: Path) -> Dump:
             f"{path} is not a ConfigContainer dump: no mapping 'model'",
             "give the YAML that logger.save_config_filepath wrote (/nemo_run/configs/ConfigContainer.yaml)",
         )
-    return Dump("config_file", values=flatten(document), complete=True)
+    stage: Stage = "saved_config" if saved_by_run else "config_file"
+    return Dump(stage, values=flatten(document), complete=True)
 
 
 def flatten(document: Any) -> dict[str, Any]:
@@ -170,7 +174,7 @@ def flatten(document: Any) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A Python literal where the text is one, else the text: `None`, `True`, `16`, `1e-08`, `['p2p']`, `torch.bfloat16`."""
+    """A Python literal where the text is one (`None`, `16`, `1e-08`, `['p2p']`), else the text (`torch.bfloat16`)."""
     text = text.strip()
     if len(text) > 4096:
         return text

@@ -1,7 +1,7 @@
 """How a run ended, from the messages of all its ranks: the one that explains the end, and those that follow from it.
 
-The order of lines in a merged log is not the order of events, so messages are believed by kind (`messages.yaml`), and the
-first of a kind counts.
+The order of lines in a merged log is not the order of events, so messages are believed by kind (`messages.yaml`), and
+the first of a kind counts.
 """
 
 from __future__ import annotations

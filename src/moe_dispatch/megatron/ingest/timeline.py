@@ -11,6 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.evidence.training import Window
@@ -98,12 +99,10 @@ def timeline(
     interval = log_interval or _interval(printed)
     latest = {one.line.iteration: one for one in printed}
     steady = _steady(printed, sorted({0, *starts}), interval)
-    kept = {number: one for number, one in latest.items() if one in steady and one.line.elapsed_ms is not None}
+    kept = {number: one for number, one in latest.items() if one in steady and one.line.complete}
     if window is not None:
         kept = {
-            number: one
-            for number, one in latest.items()
-            if window.first <= number <= window.last and one.line.elapsed_ms is not None
+            number: one for number, one in latest.items() if window.first <= number <= window.last and one.line.complete
         }
         first, last, rule = window.first, window.last, f"iterations {window.first}-{window.last}"
     else:
@@ -165,9 +164,7 @@ def _place(line: IterationLine, groups: list[dict[int, IterationLine]]) -> None:
 def _interval(printed: Sequence[Printed]) -> int:
     """Most frequent distance of two lines of one attempt; the smallest of those as frequent."""
     distances = Counter(
-        later.line.iteration - one.line.iteration
-        for one, later in zip(printed, printed[1:], strict=False)
-        if one.attempt == later.attempt
+        later.line.iteration - one.line.iteration for one, later in pairwise(printed) if one.attempt == later.attempt
     )
     return min(distances, key=lambda distance: (-distances[distance], distance), default=1)
 
