@@ -25,11 +25,14 @@ from moe_dispatch.core.errors import MoeDispatchError
 
 COMMANDS = {
     "select": "Measure the dispatchers that can run here, and write a proven verdict and its configuration.",
+    "doctor": "Say what this machine is and why a backend will or will not run, on every rank of a job.",
     "bench": "Measure chosen dispatchers; a table and records, no verdict.",
     "ingest": "Read training logs, configuration dumps and profiles into records.",
     "compare": "Check stored records against one contract and give the verdict over them.",
     "emit": "Write a dispatcher and its knobs as Megatron-LM arguments and Megatron-Bridge overrides.",
+    "plan": "Write the matched training A/B of a workload as scripts for one allocation.",
     "report": "Make the HTML report of a store.",
+    "evidence": "Search published measurements, pairs and recipes, with own records beside them.",
     "models": "List the model catalogue, or show one model.",
     "hardware": "List the hardware catalogue, or what this machine is.",
     "backends": "List the dispatcher backends, with their gate on request.",

@@ -38,6 +38,7 @@ class Emitted(BaseModel):
         benchmark_only_args, benchmark_only_overrides: what a comparison adds to force the measured routing; it changes
             what is trained, so it stays out of a real training run.
         notes: what a reader must know before using it.
+        other_workload: why this release cannot train the baseline's workload with it; empty when it can.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +53,7 @@ class Emitted(BaseModel):
     benchmark_only_args: tuple[str, ...] = ()
     benchmark_only_overrides: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    other_workload: str = ""
 
     @property
     def shipped(self) -> bool:
@@ -145,6 +147,7 @@ def _finish(requested: Choice, emitted: Choice, draft: Draft) -> Emitted:
         benchmark_only_args=tuple(draft.benchmark_args),
         benchmark_only_overrides=tuple(draft.benchmark_overrides),
         notes=tuple(draft.notes),
+        other_workload=draft.other_workload,
     )
 
 
@@ -282,8 +285,6 @@ def _notes(draft: Draft, mapping: MegatronMapping, demands: FlexBackend, site: S
         )
     if site is not None and site.gpu in demands.exchange.refused_on:
         draft.notes.append(demands.refused_text.format(gpu=(site.gpu or "").upper()))
-    draft.notes += [
-        note.text
-        for note in demands.notes
-        if note.until is None or parse_release(draft.version) <= parse_release(note.until)
-    ]
+    held = [n for n in demands.notes if n.until is None or parse_release(draft.version) <= parse_release(n.until)]
+    draft.notes += [note.text for note in held]
+    draft.other_workload = "; ".join(note.text for note in held if note.other_workload)

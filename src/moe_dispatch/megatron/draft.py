@@ -21,6 +21,7 @@ class Draft:
     benchmark_args: list[str] = field(default_factory=list)
     benchmark_overrides: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    other_workload: str = ""
 
     def set(self, name: str, value: KnobValue) -> None:
         """Set a TransformerConfig field in both forms."""

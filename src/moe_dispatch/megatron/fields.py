@@ -23,11 +23,15 @@ class ConfigField(_Data):
 
 
 class VersionedNote(_Data):
-    """Something to know about a backend in releases up to and including `until` (all when None)."""
+    """Something to know about a backend in releases up to and including `until` (all when None).
+
+    `other_workload`: what the release demands changes what is trained, so the backend has no arm beside a baseline.
+    """
 
     text: str
     source: str
     until: str | None = None
+    other_workload: bool = False
 
 
 class FlexBackend(_Data):
