@@ -37,6 +37,7 @@ class ExchangeFacts(BaseModel):
         node_ranks: ranks that every node must hold once a group spans nodes.
         refused_on: catalogue keys of GPUs on which it does not work or is not accepted.
         domain_variable: environment variable that gives a group's ranks in one NVLink domain; read by domain_source.
+        assumed_domain: ranks that builds without detection take when that variable is not set.
         largest_domain: most ranks in one domain that its kernels are built for.
         fabric_variable: variable that switches fabric handles (multi-node NVLink) off.
         fabric_handles: it shares memory through them between nodes of one NVLink domain.
@@ -56,6 +57,7 @@ class ExchangeFacts(BaseModel):
     refused_on: tuple[str, ...] = ()
     domain_variable: str | None = None
     domain_source: str = ""
+    assumed_domain: int | None = None
     largest_domain: int | None = None
     fabric_variable: str | None = None
     fabric_handles: bool = False

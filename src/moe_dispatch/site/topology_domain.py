@@ -18,6 +18,14 @@ def domain_variable_differs(job: TopologyInput) -> Iterator[Hit]:
 
 
 @check
+def domain_variable_unset(job: TopologyInput) -> Iterator[Hit]:
+    """The domain variable is not set, and what older builds take instead is not right here."""
+    name, assumed = job.facts.domain_variable, job.facts.assumed_domain
+    if name and name not in job.environment and job.inside not in (None, assumed) and job.group > 1:
+        yield Hit({"assumed": assumed})
+
+
+@check
 def domain_variable_is_no_size(job: TopologyInput) -> Iterator[Hit]:
     """The domain variable is set and no positive number."""
     given = job.environment.get(job.facts.domain_variable or "")
@@ -101,6 +109,33 @@ def no_nvlink(job: TopologyInput) -> Iterator[Hit]:
             if not link.startswith("NV"):
                 yield Hit({"first": gpu.index, "second": peer.index, "link": link})
                 return
+
+
+@check
+def devices_by_name(job: TopologyInput) -> Iterator[Hit]:
+    """CUDA_VISIBLE_DEVICES has an entry that is no number."""
+    given = job.environment.get("CUDA_VISIBLE_DEVICES", "")
+    if any(part and not part.strip().isdecimal() for part in given.split(",")):
+        yield Hit({"given": given})
+
+
+@check
+def no_peer_access(job: TopologyInput) -> Iterator[Hit]:
+    """Two GPUs of this node that cannot read each other's memory; the first such pair."""
+    gpus = job.site.gpus
+    for place, gpu in enumerate(gpus):
+        for peer, readable in zip(gpus[place + 1 :], gpu.p2p[place + 1 :], strict=False):
+            if not readable:
+                yield Hit({"first": gpu.index, "second": peer.index})
+                return
+
+
+@check
+def gpu_in_instances(job: TopologyInput) -> Iterator[Hit]:
+    """A GPU that is split into MIG instances."""
+    split = [str(gpu.index) for gpu in job.site.gpus if gpu.mig]
+    if split and job.group > 1:
+        yield Hit({"split": ", ".join(split)})
 
 
 @check

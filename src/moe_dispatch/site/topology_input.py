@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
@@ -97,17 +98,50 @@ class TopologyInput(BaseModel):
 
     @property
     def domain(self) -> int | None:
-        """Ranks of this job that one NVLink domain can hold; None when unknown."""
+        """Ranks of this job that one NVLink domain can hold; None when unknown.
+
+        A job has at least one group, whatever the number of nodes the site was declared with.
+        """
         size, gpus = self.site.nvlink_domain, self.site.gpus_per_node
         if size is None:
             return None
         usable = max(1, size // gpus) * (self.node_ranks or gpus) if gpus else size
-        return min(usable, self.ranks or usable)
+        return min(usable, max(self.ranks or usable, self.group))
+
+    @cached_property
+    def domain_by_rank(self) -> tuple[str, ...] | None:
+        """NVLink domain of every rank: as seen, or as rank order makes certain; None when unknown.
+
+        Where NVLink ends at the node, consecutive ranks fill node after node; in which rack a node is, only a placement
+        tells.
+        """
+        if self.placement:
+            seen = {place.rank: place.domain for place in self.placement}
+            ordered = [seen.get(rank) for rank in range(len(seen))]
+            return tuple(domain for domain in ordered if domain) if all(ordered) else None
+        if self.ranks is None or self.node_ranks is None or self.site.nvlink_domain is None:
+            return None
+        if not self.site.is_multi_node_nvlink:
+            return tuple(str(rank // self.node_ranks) for rank in range(self.ranks))
+        return None
+
+    @cached_property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """For each group that is wholly known, its ranks in each of its domains; empty when domains are unknown."""
+        domains = self.domain_by_rank or ()
+        firsts = range(0, len(domains) - self.group + 1, self.group)
+        return tuple(tuple(Counter(domains[first : first + self.group]).values()) for first in firsts)
+
+    @property
+    def best_inside(self) -> int | None:
+        """Members of one group inside one NVLink domain when it is placed well: min(group, domain)."""
+        return None if self.domain is None else min(self.group, self.domain)
 
     @property
     def inside(self) -> int | None:
-        """Members of one group inside one NVLink domain when groups are placed well: min(group, domain)."""
-        return None if self.domain is None else min(self.group, self.domain)
+        """Members of one group inside one NVLink domain: as placed when that is equal everywhere, else at best."""
+        seen = {count for counts in self.members for count in counts}
+        return seen.pop() if len(seen) == 1 else self.best_inside
 
     @property
     def declared_inside(self) -> int | None:

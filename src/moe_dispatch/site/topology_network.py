@@ -92,7 +92,7 @@ def large_clique(job: TopologyInput) -> Iterator[Hit]:
 
 @check
 def shared_nic(job: TopologyInput) -> Iterator[Hit]:
-    """GPUs whose adapter is the same, as placed, or as the machine's tree says."""
+    """GPUs whose adapter is the same, as placed, or as the machine's tree says; the first of them."""
     if not job.crosses_domains:
         return
     users: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -103,10 +103,17 @@ def shared_nic(job: TopologyInput) -> Iterator[Hit]:
         for gpu in job.site.gpus:
             if gpu.nics:
                 users["", gpu.nics[0]].append(f"GPU {gpu.index}")
-    rdma = {nic.name for nic in job.site.nics if nic.active and nic.kind != "ethernet"}
-    for (_, nic), sharing in users.items():
-        if len(sharing) > 1:
-            idle = sorted(rdma - {name for _, name in users})
-            text = f"idle: {', '.join(idle)}" if idle else "no adapter is idle"
-            severity = None if idle or len(rdma) != len(users) else Severity.INFO
-            yield Hit({"users": ", ".join(sharing), "nic": nic, "idle": text}, severity)
+    shared = [(key, sharing) for key, sharing in users.items() if len(sharing) > 1]
+    if not shared:
+        return
+    (host, nic), sharing = shared[0]
+    able = {each.name for each in job.site.nics if each.active and each.kind != "ethernet"}
+    idle = sorted(able - {name for where, name in users if where == host})
+    place = f" on {host}" if host else ""
+    values = {
+        "users": ", ".join(sharing),
+        "nic": f"{nic}{place}",
+        "idle": f"idle: {', '.join(idle)}" if idle else "no adapter is idle",
+        "more": f", and {len(shared) - 1} more so" if shared[1:] else "",
+    }
+    yield Hit(values, None if idle else Severity.INFO)
