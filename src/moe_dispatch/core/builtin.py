@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from typing import Any
 
-import yaml
-
 from moe_dispatch.core.backend import BackendSpec
+from moe_dispatch.core.data import read_yaml
 
 _NAMES = ("alltoall", "allgather", "hierarchical", "deepep", "hybridep", "ncclep")
 
@@ -16,8 +14,7 @@ _NAMES = ("alltoall", "allgather", "hierarchical", "deepep", "hybridep", "ncclep
 @cache
 def load_builtin(name: str) -> BackendSpec:
     """Read `core/backends/<name>.yaml`."""
-    text = resources.files("moe_dispatch.core").joinpath("backends", f"{name}.yaml").read_text(encoding="utf-8")
-    return BackendSpec.model_validate(yaml.safe_load(text))
+    return BackendSpec.model_validate(read_yaml("moe_dispatch.core", "backends", f"{name}.yaml"))
 
 
 def __getattr__(name: str) -> Any:

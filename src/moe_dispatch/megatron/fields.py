@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from moe_dispatch.core.data import read_yaml
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.megatron.version import has_reached
 from moe_dispatch.site.exchange import ExchangeFacts, exchange_facts
@@ -91,7 +91,4 @@ class FieldTable(_Data):
 @cache
 def load_fields() -> FieldTable:
     """Read `fields.yaml`."""
-    import yaml
-
-    text = resources.files("moe_dispatch.megatron").joinpath("fields.yaml").read_text(encoding="utf-8")
-    return FieldTable.model_validate(yaml.safe_load(text))
+    return FieldTable.model_validate(read_yaml("moe_dispatch.megatron", "fields.yaml"))

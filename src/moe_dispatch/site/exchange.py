@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from moe_dispatch.core.data import read_yaml
 from moe_dispatch.site.devices import NicKind
 
 
@@ -73,10 +73,8 @@ class ExchangeFacts(BaseModel):
 @cache
 def load_exchange() -> dict[str, ExchangeFacts]:
     """Facts by backend name."""
-    import yaml
-
-    text = resources.files("moe_dispatch.site").joinpath("exchange.yaml").read_text(encoding="utf-8")
-    return {name: ExchangeFacts.model_validate(entry) for name, entry in yaml.safe_load(text).items()}
+    facts = read_yaml("moe_dispatch.site", "exchange.yaml")
+    return {name: ExchangeFacts.model_validate(entry) for name, entry in facts.items()}
 
 
 def exchange_facts(backend: str | None) -> ExchangeFacts:

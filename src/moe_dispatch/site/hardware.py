@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from functools import cache
-from importlib import resources
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
+from moe_dispatch.core.data import read_yaml
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.site.model import Fabric, Site
 
@@ -55,8 +54,9 @@ class Hardware(BaseModel):
 @cache
 def load_hardware() -> dict[str, Hardware]:
     """The catalogue by name."""
-    text = resources.files("moe_dispatch.site").joinpath("hardware.yaml").read_text(encoding="utf-8")
-    return {name: Hardware(name=name, **entry) for name, entry in yaml.safe_load(text).items()}
+    return {
+        name: Hardware(name=name, **entry) for name, entry in read_yaml("moe_dispatch.site", "hardware.yaml").items()
+    }
 
 
 def find_hardware(name: str) -> Hardware:

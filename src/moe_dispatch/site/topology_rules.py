@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from moe_dispatch.core.data import read_yaml
 from moe_dispatch.core.finding import Finding, Severity
 from moe_dispatch.site.versions import matches
 
@@ -78,7 +78,5 @@ class TopologyRule(BaseModel):
 @cache
 def load_topology_rules() -> dict[str, TopologyRule]:
     """The rules by id, in the order of the file."""
-    import yaml
-
-    text = resources.files("moe_dispatch.site").joinpath("topology_rules.yaml").read_text(encoding="utf-8")
-    return {name: TopologyRule(id=name, **entry) for name, entry in yaml.safe_load(text).items()}
+    rules = read_yaml("moe_dispatch.site", "topology_rules.yaml")
+    return {name: TopologyRule(id=name, **entry) for name, entry in rules.items()}
