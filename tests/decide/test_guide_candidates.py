@@ -61,7 +61,7 @@ def test_over_efa_hierarchical_comes_before_the_packages() -> None:
 
 
 def test_a_fabric_that_is_not_crossed_does_not_matter() -> None:
-    assert "not-infiniband" not in rules_of(advise(declared_site("h200-efa", 4), 8)["hierarchical"])
+    assert "not-infiniband-few-nodes" not in rules_of(advise(declared_site("h200-efa", 4), 8)["hierarchical"])
 
 
 def test_a_small_group_in_one_domain_starts_with_the_simple_ones() -> None:

@@ -50,6 +50,8 @@ def situation(
         ({"capability_max": 9}, {"capability_min": 10}),
         ({"tp_or_cp": False}, {"tp_or_cp": True}),
         ({"vpp_max": 1}, {"pp_min": 2}),
+        ({"pp_max": 1}, {"vpp_min": 2}),
+        ({"nodes_max": 2}, {"nodes_max": 1}),
         ({"shared_experts": False}, {"shared_experts": True}),
         ({}, {"mtp_min": 1}),
         ({"flex": True}, {"flex": False}),

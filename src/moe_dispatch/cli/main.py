@@ -26,6 +26,7 @@ from moe_dispatch.core.errors import MoeDispatchError
 COMMANDS = {
     "select": "Measure the dispatchers that can run here, and write a proven verdict and its configuration.",
     "doctor": "Say what this machine is and why a backend will or will not run, on every rank of a job.",
+    "advise": "Say which dispatchers are worth measuring for a workload on a site, and why; runs nothing.",
     "bench": "Measure chosen dispatchers; a table and records, no verdict.",
     "ingest": "Read training logs, configuration dumps and profiles into records.",
     "compare": "Check stored records against one contract and give the verdict over them.",

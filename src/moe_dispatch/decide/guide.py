@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from moe_dispatch.core.backend import BackendSpec
 from moe_dispatch.core.choice import Choice, KnobValue
 from moe_dispatch.core.errors import UsageError
-from moe_dispatch.decide.guide_rules import BASELINE, GateStatus, Rule, Situation, load_rules
+from moe_dispatch.decide.guide_condition import GateStatus, Situation, Stage
+from moe_dispatch.decide.guide_rules import BASELINE, Rule, load_rules
 from moe_dispatch.site.gate_result import GateResult
 from moe_dispatch.site.model import Site
 from moe_dispatch.workload.workload import Workload
@@ -62,6 +63,9 @@ def candidates(
     *,
     ranks_per_domain: int | None = None,
     rules: Sequence[Rule] | None = None,
+    stage: Stage | None = None,
+    memory_tight: bool = False,
+    core_version: str | None = None,
 ) -> list[Candidate]:
     """Every backend: the baseline first, then what is worth measuring in the guide's order, then the rest.
 
@@ -70,6 +74,7 @@ def candidates(
         gates: outcome of each backend's gate; one that is missing counts as not gated (a declared site).
         ranks_per_domain: consecutive ranks of one fast domain, when the caller knows better than the site.
         rules: instead of the shipped ones.
+        stage, memory_tight, core_version: what is known of the job; see `Situation`.
 
     Raises:
         UsageError: the baseline is not among `specs`.
@@ -80,8 +85,16 @@ def candidates(
     domains = domains_of(workload, site, ranks_per_domain)
     found = []
     for name, spec in specs.items():
-        gate = (gates or {}).get(name)
-        at = Situation(workload=workload, site=site, domains=domains, spec=spec, gate=gate)
+        at = Situation(
+            workload=workload,
+            site=site,
+            domains=domains,
+            spec=spec,
+            gate=(gates or {}).get(name),
+            stage=stage,
+            memory_tight=memory_tight,
+            core_version=core_version,
+        )
         holding = [rule for rule in rules if rule.when.holds(at)]
         excluded = any(rule.effect == "exclude" and rule.speaks_of(name) for rule in holding)
         found.append((_sort_key(spec, holding, excluded), _candidate(at, holding, excluded)))

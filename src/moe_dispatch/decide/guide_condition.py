@@ -115,13 +115,14 @@ class Condition(BaseModel):
     Fields:
         gpu: keys of the hardware catalogue; `unknown` matches a GPU that is not in it.
         capability_min, capability_max: bounds of the major compute capability, included.
+        nodes_max: nodes of the site, included.
         nvlink: whether NVLink ends at the node or joins several nodes; neither holds when that is unknown.
         ep_min, ep_max: bounds of the EP size, included.
         domains: whether one group lies in one domain or spans several; neither holds when that is unknown.
         model: name patterns with `*`.
         stage, precision, memory: what the user says of the job.
         core_min, core_max: bounds of the Megatron-Core release, included; neither holds when that is unknown.
-        tp_or_cp, pp_min, vpp_max: the layout of attention and of the pipeline.
+        tp_or_cp, pp_min, pp_max, vpp_min, vpp_max: the layout of attention and of the pipeline.
         shared_experts, mtp_min: of the model.
         gate: `failed`, or `unknown` when the backend was not gated.
         platform, payload, adapter, megatron, flex, experimental, kind: properties of the backend.
@@ -133,6 +134,7 @@ class Condition(BaseModel):
     gpu: tuple[str, ...] | None = None
     capability_min: int | None = None
     capability_max: int | None = None
+    nodes_max: int | None = None
     nvlink: Literal["one_node", "several_nodes"] | None = None
     fabric: tuple[str, ...] | None = None
     ep_min: int | None = None
@@ -146,6 +148,8 @@ class Condition(BaseModel):
     core_max: str | None = None
     tp_or_cp: bool | None = None
     pp_min: int | None = None
+    pp_max: int | None = None
+    vpp_min: int | None = None
     vpp_max: int | None = None
     shared_experts: bool | None = None
     mtp_min: int | None = None
@@ -162,6 +166,11 @@ class Condition(BaseModel):
         """Whether every given condition holds."""
         return self._place(at) and self._job(at) and self._layout(at) and self._release(at) and self._backend(at)
 
+    def failing(self, at: Situation) -> tuple[str, ...]:
+        """Given conditions that do not hold."""
+        given = self.model_dump(exclude_none=True)
+        return tuple(name for name, value in given.items() if not Condition.model_validate({name: value}).holds(at))
+
     def _place(self, at: Situation) -> bool:
         site = at.site
         gpu = site.gpu or (UNKNOWN_GPU if site.device == "cuda" else None)
@@ -170,6 +179,7 @@ class Condition(BaseModel):
             (self.device is None or site.device in self.device)
             and (self.gpu is None or gpu in self.gpu)
             and (self.fabric is None or site.fabric in self.fabric)
+            and (self.nodes_max is None or site.nodes <= self.nodes_max)
             and (self.nvlink is None or reach == self.nvlink)
             and (self.capability_min is None or (at.capability or 0) >= self.capability_min)
             and (self.capability_max is None or 0 < (at.capability or 0) <= self.capability_max)
@@ -196,6 +206,8 @@ class Condition(BaseModel):
         return (
             (self.tp_or_cp is None or (layout.tp > 1 or layout.cp > 1) == self.tp_or_cp)
             and (self.pp_min is None or layout.pp >= self.pp_min)
+            and (self.pp_max is None or layout.pp <= self.pp_max)
+            and (self.vpp_min is None or layout.vpp >= self.vpp_min)
             and (self.vpp_max is None or layout.vpp <= self.vpp_max)
         )
 

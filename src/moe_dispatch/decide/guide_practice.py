@@ -20,7 +20,7 @@ class Practice(Guidance):
     Fields:
         topic: `path` entries are steps, in the order of the file.
         stage: of a step.
-        commands: of this package, with `{args}` and `{site}` for the workload and the site.
+        commands: of this package, with `{args}` and `{place}` for the workload and the site.
         guard: what of this package enforces it.
     """
 
@@ -65,13 +65,13 @@ class Variable(Guidance):
 
     Fields:
         value: a template of the guide; empty when nothing is set.
-        how: set it, leave it unset, set it at build time, or keep any value equal in all arms.
+        how: set it, set it to what the machine has, leave it unset, set it at build time, or keep it equal in all arms.
         backends: whose arm needs it; empty means every arm.
     """
 
     name: str
     value: str
-    how: Literal["set", "unset", "build", "equal"]
+    how: Literal["set", "own", "unset", "build", "equal"]
     backends: tuple[str, ...] = ()
 
     @model_validator(mode="after")

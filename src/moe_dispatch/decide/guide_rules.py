@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import date
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from moe_dispatch.core.data import read_yaml
 from moe_dispatch.decide.guide_condition import Condition, GateStatus, Situation
 
 BASELINE = "alltoall"
@@ -77,11 +77,7 @@ class Rule(Guidance):
 
 def read_guide(name: str) -> Any:
     """The content of one of the guide's files."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = resources.files("moe_dispatch.decide").joinpath(name).read_text(encoding="utf-8")
-    return yaml.load(text, Loader=loader)
+    return read_yaml("moe_dispatch.decide", name)
 
 
 @cache
