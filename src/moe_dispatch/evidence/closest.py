@@ -176,6 +176,11 @@ def family_of(model: str) -> str:
     return _families().get(model, model)
 
 
+def family_members(family: str) -> frozenset[str]:
+    """Models of a family; empty when there is none of that name."""
+    return frozenset(model for model, each in _families().items() if each == family)
+
+
 def _doublings(ours: int, theirs: int) -> float:
     return abs(log2(ours / theirs))
 

@@ -7,7 +7,8 @@ shipped; what does not fit stays in the data with its finding.
 from __future__ import annotations
 
 from moe_dispatch.evidence.published.files import load
-from moe_dispatch.evidence.published.rows import KnobRow, MicroRow, Misfit, PairRow, RecipeRow, Row, TrainingRow
+from moe_dispatch.evidence.published.pairs import KnobRow, PairRow
+from moe_dispatch.evidence.published.rows import MicroRow, Misfit, RecipeRow, Row, TrainingRow
 
 
 def load_training() -> tuple[TrainingRow, ...]:

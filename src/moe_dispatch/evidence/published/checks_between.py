@@ -6,7 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from moe_dispatch.evidence.published.rows import Arm, KnobRow, MicroRow, Misfit, Paired, RecipeRow, Row, TrainingRow
+from moe_dispatch.evidence.published.pairs import Arm, KnobRow, Paired
+from moe_dispatch.evidence.published.rows import MicroRow, Misfit, RecipeRow, Row, TrainingRow
 from moe_dispatch.site.hardware import load_hardware
 
 HELD_EQUAL = (

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moe_dispatch.core.errors import StoreError
-from moe_dispatch.evidence.published.rows import Arm, KnobRow, MicroRow, Misfit, PairRow, RecipeRow, Row, TrainingRow
+from moe_dispatch.evidence.published.pairs import Arm, KnobRow, PairRow
+from moe_dispatch.evidence.published.rows import MicroRow, Misfit, RecipeRow, Row, TrainingRow
 
 SCHEMA_VERSION = 1
 FILES: Mapping[str, type[Row]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -17,7 +17,9 @@ from moe_dispatch.evidence.published.files import FILES, SCHEMA_VERSION
 
 def published_schema() -> dict[str, Any]:
     """The schema (draft 2020-12) of one file: rows of one kind."""
-    adapters = [(name, "validation", TypeAdapter(row_class)) for name, row_class in FILES.items()]
+    adapters: list[tuple[str, Literal["validation"], TypeAdapter[Any]]] = [
+        (name, "validation", TypeAdapter(row_class)) for name, row_class in FILES.items()
+    ]
     rows, definitions = TypeAdapter.json_schemas(adapters)
     kinds = [{"type": "array", "items": schema} for schema in rows.values()]
     return {

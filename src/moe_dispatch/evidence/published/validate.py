@@ -21,7 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from moe_dispatch.evidence.published import checks, checks_between
 from moe_dispatch.evidence.published.files import FILES, data_file, read_document, row_of, text_of
-from moe_dispatch.evidence.published.rows import Misfit, Paired, RecipeRow, Row, Settings, TrainingRow
+from moe_dispatch.evidence.published.pairs import Paired
+from moe_dispatch.evidence.published.rows import Misfit, RecipeRow, Row, Settings, TrainingRow
 
 STALE = "is not in order, or its findings are not what the checks find now: use --write"
 SOURCE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{8,40}(:\S+)?|https://\S+|document: \S.*")
