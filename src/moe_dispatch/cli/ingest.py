@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def ingest(
-    logs: Annotated[list[str], typer.Argument(metavar="LOG|FOLDER...", help="Logs; each file or folder is one run.")],
+    logs: Annotated[list[str], typer.Argument(metavar="LOG|FOLDER...", help="Logs; each file is one run.")],
     together: Annotated[bool, typer.Option("--together", help="All files belong to one run.")] = False,
     config: Annotated[
         Path | None, typer.Option(metavar="YAML", help="ConfigContainer dump of the run (Megatron-Bridge).")
@@ -70,7 +70,7 @@ def ingest(
 
 
 def _show(result: Ingested, store: Path | None) -> None:
-    headings = ("arm", "run", "status", "proof", "steps", "mean ms", "median ms", "spread", "TFLOP/s/GPU", "printed")
+    headings = ("arm", "run", "status", "proof", "steps", "mean ms", "median", "spread", "TFLOP/s/GPU", "printed")
     rows = [_row(number, record) for number, record in enumerate(result.records, 1)]
     print_table((*headings, "MFU", "tokens/s/GPU", "peak GB"), rows)
     for number, record in enumerate(result.records, 1):
@@ -114,10 +114,10 @@ def _row(number: int, record: RunRecord) -> tuple[object, ...]:
         _number(metrics.tflops_per_gpu, 1),
         _number(metrics.tflops_per_gpu_logged, 1),
         f"{metrics.mfu:.1%}" if metrics.mfu is not None else "",
-        _number(metrics.tokens_per_s_per_gpu, 0),
+        _number(metrics.tokens_per_s_per_gpu, None),
         end,
     )
 
 
-def _number(value: float | None, digits: int) -> object:
+def _number(value: float | None, digits: int | None) -> object:
     return "" if value is None else round(value, digits)

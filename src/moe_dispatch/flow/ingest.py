@@ -50,7 +50,7 @@ def ingest(sources: Sequence[str], options: IngestOptions, store: Path | None = 
     """Read every run that the sources hold; with a store, keep the records.
 
     Args:
-        sources: a file is one run; a folder is one run for each folder in it that holds logs.
+        sources: a file is one run, in a folder too; files that torchrun wrote for each rank belong together.
 
     Raises:
         UsageError: a source, configuration, profile or option that cannot be meant.
@@ -130,9 +130,9 @@ def _runs_in(folder: Path) -> list[tuple[Path, ...]]:
     runs: dict[Path, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
         if _LOG_NAME.fullmatch(path.name) and path.is_file():
-            home = path.parent
-            while _RANK_FOLDER.fullmatch(home.name) and home != folder:
-                home = home.parent
+            home = path
+            if _RANK_FOLDER.fullmatch(path.parent.name):
+                home = next(one for one in path.parents if not _RANK_FOLDER.fullmatch(one.name))
             runs.setdefault(home, []).append(path)
     if not runs:
         raise UsageError(f"folder {folder} holds no .log, .out, .err or .txt file", "give the folder of the logs")

@@ -65,6 +65,7 @@ def contract_of(
     workload |= {
         "model": shape.name if shape is not None else None,
         "num_moe_layers": shape.num_moe_layers if shape is not None else None,
+        "activation": shape.activation if shape is not None else None,
         "dispatch_width": shape.dispatch_width if shape is not None else None,
         "world": world,
         "dtype": _DTYPES.get(precision_of(settings) or ""),

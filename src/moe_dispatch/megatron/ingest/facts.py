@@ -115,8 +115,8 @@ class RunFacts:
         elif "[after training is done]" in text:
             self.finished = True
         elif version := _VERSION.search(text):
-            if version[2] != _ABSENT_VERSION:
-                self.versions.setdefault(_VERSION_KEYS[version[1]], version[2])
+            known = "none" if version[2] == _ABSENT_VERSION else version[2]
+            self.versions.setdefault(_VERSION_KEYS[version[1]], known)
             self.framework = self.framework or "megatron-lm"
         elif world := _WORLD.search(text):
             self.world = int(world[1])

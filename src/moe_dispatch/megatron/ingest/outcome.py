@@ -107,18 +107,21 @@ class OutcomeReader:
                 self._wanted_lines = _SHAPES_WITHIN
             return
 
-    def ending(self, *, completed: bool) -> Ending:
+    def ending(self, *, measured: bool, finished: bool) -> Ending:
         """What ended the run.
 
         Args:
-            completed: all planned iterations were printed with a finite loss; then only a replaced dispatcher matters,
-                and every other message came after the work or did not stop it.
+            measured: every iteration of the window was printed; being stopped from outside then took nothing away.
+            finished: and the last planned one too; then every message came after the work or did not stop it, but for
+                that of a replaced dispatcher.
         """
         messages = load_messages()
         seen = [self._first[kind] for kind in sorted(self._first)]
         causes = [one for one in seen if not messages[one.kind].fallout]
-        if completed:
+        if finished:
             causes = [one for one in causes if messages[one.kind].status is RunStatus.FELL_BACK]
+        elif measured:
+            causes = [one for one in causes if messages[one.kind].status is not RunStatus.TRUNCATED]
         fallout = tuple(one.text for one in seen if one not in causes[:1])
         if not causes:
             return Ending(None, "", "", RunOutcome(fallout=fallout))

@@ -178,7 +178,7 @@ def _judge(
     line: Timeline,
     loss: LossHealth,
 ) -> Judged:
-    ending = facts.outcome.ending(completed=line.complete)
+    ending = facts.outcome.ending(measured=line.complete, finished=line.finished)
     replaced = _replaced(requested, effective, facts)
     if ending.status is RunStatus.FELL_BACK:
         return Judged(status=ending.status, reason=ending.reason, fix=ending.fix, outcome=ending.outcome)
@@ -186,7 +186,10 @@ def _judge(
         fix = "make request and effective configuration agree (moe-dispatch lint), then run again"
         return Judged(status=RunStatus.FELL_BACK, reason=replaced, fix=fix, outcome=ending.outcome)
     if ending.status is not None:
-        return Judged(status=ending.status, reason=ending.reason, fix=ending.fix, outcome=ending.outcome)
+        reason = ending.reason
+        if line.printed:
+            reason += f" (at iteration {line.printed[-1].line.iteration} of {line.planned})"
+        return Judged(status=ending.status, reason=reason, fix=ending.fix, outcome=ending.outcome)
     missing = _missing(line, loss)
     if missing is not None:
         return Judged(status=missing[0], reason=missing[1], fix=missing[2], outcome=ending.outcome)

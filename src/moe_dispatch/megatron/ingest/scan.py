@@ -26,7 +26,7 @@ ANCHORS: tuple[bytes, ...] = (
     b"Final configuration:",
     b"[after training is done]",
     b" at iteration ",
-    b" version .........",
+    b" version ...",
     b"using world size: ",
     b"arameters in billions",
     b"number of parameters on ",

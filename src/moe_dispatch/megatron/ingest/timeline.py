@@ -58,6 +58,11 @@ class Timeline:
         """Whether every iteration line that the window needs was found."""
         return bool(self.counted) and self.window.needed == self.window.found
 
+    @property
+    def finished(self) -> bool:
+        """Whether the window is complete and the last planned iteration was printed."""
+        return self.complete and any(one.line.iteration == self.planned for one in self.printed)
+
 
 @dataclass(frozen=True)
 class WindowRequest:
