@@ -26,6 +26,7 @@ LINKS = {
     "gb300": (18, 50),
     "mi300x": (7, 64),
 }
+ROUNDED = 1e-3  # makers round each figure to four digits at most (H100: 989.4 is given as 989, 1978.9 as 1979)
 # NVIDIA-NeMo/Megatron-Bridge@067f987d:scripts/performance/utils/utils.py: ranks of an EP group in one NVLink domain.
 BRIDGE_RANKS = [("h100", 16, 8), ("h100", 4, 4), ("b200", 64, 8), ("b300", 8, 8), ("gb200", 64, 64), ("gb300", 32, 32)]
 
@@ -54,6 +55,9 @@ def test_the_catalogue_is_complete_and_every_entry_has_a_source() -> None:
         ("h100-efa", "h100"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("gb200-nvl72", "gb200"),
+        ("h100-nvl8", "h100"),
+        ("hgx-h100-roce", "h100"),
+        ("dgx_b300", "b300"),
         ("GB200_NVL72", "gb200"),
         ("DGX B200", "b200"),
         ("Instinct MI300X", "mi300x"),
@@ -68,6 +72,29 @@ def test_an_unknown_name_lists_what_is_known(name: str) -> None:
     with pytest.raises(UsageError, match="known: a100, h100") as caught:
         find_hardware(name)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["h100-pcie", "h200-nvl", "h100-nvl72", "gb200-nvl8", "b200-b200x"])
+def test_a_word_that_means_other_hardware_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="is not part of") as caught:
+        find_hardware(name)
+    assert "beside it" in caught.value.fix
+
+
+def test_the_nearest_name_is_suggested() -> None:
+    for given, near in (("gb20-nvl72", "gb200-nvl72"), ("gb100", "gb"), ("mi300", "mi300x")):
+        with pytest.raises(UsageError) as caught:
+            find_hardware(given)
+        assert near in caught.value.fix
+
+
+def test_peaks_without_sparsity_double_from_bf16_to_fp8_where_the_format_exists() -> None:
+    for entry in load_hardware().values():
+        if entry.name == "a100":
+            assert entry.fp8_tflops is None
+        else:
+            assert entry.fp8_tflops is not None
+            assert entry.fp8_tflops / entry.bf16_tflops == pytest.approx(2, rel=ROUNDED)
 
 
 @pytest.mark.parametrize(
