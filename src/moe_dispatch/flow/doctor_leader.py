@@ -26,7 +26,6 @@ from moe_dispatch.flow.doctor_messages import (
     Arrival,
     Fields,
     Hello,
-    HostView,
     Turn,
     receive,
     send,
@@ -34,6 +33,7 @@ from moe_dispatch.flow.doctor_messages import (
 from moe_dispatch.site.agreement import Decision, Group, Member, host_names
 from moe_dispatch.site.agreement_policy import Section
 from moe_dispatch.site.rank_context import RankContext
+from moe_dispatch.site.rank_report import HostView
 
 
 @dataclass(eq=False)

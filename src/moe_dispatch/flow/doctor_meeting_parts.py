@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from moe_dispatch.flow.doctor_messages import Arrival, HostView
+from moe_dispatch.flow.doctor_messages import Arrival
 from moe_dispatch.site.agreement import Group, Member
 from moe_dispatch.site.agreement_policy import Section
 from moe_dispatch.site.rank_context import RankContext
-from moe_dispatch.site.rank_report import digest
+from moe_dispatch.site.rank_report import HostView, digest
 
 GREETING_S = 2.0
 """Limit for a first word over a new connection."""

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from moe_dispatch.core.errors import LaunchError
 from moe_dispatch.site.agreement import Decision
 from moe_dispatch.site.agreement_policy import Section
-from moe_dispatch.site.gate_result import GateResult
-from moe_dispatch.site.model import Site
 
 SERVICE = "moe-dispatch-doctor/1"
 LINE_LIMIT_BYTES = 16 << 20
@@ -59,17 +57,10 @@ class Fields(Message):
     sections: dict[Section, dict[str, str]]
 
 
-class HostView(Message):
-    """What one rank found out for all ranks of its node."""
-
-    site: Site
-    gates: tuple[GateResult, ...]
+AnyMessage = TypeVar("AnyMessage", bound=BaseModel)
 
 
-AnyMessage = TypeVar("AnyMessage", bound=Message)
-
-
-async def send(writer: asyncio.StreamWriter, message: Message) -> None:
+async def send(writer: asyncio.StreamWriter, message: BaseModel) -> None:
     """Write a message.
 
     Raises:

@@ -17,7 +17,7 @@ from moe_dispatch.core.finding import Finding, Severity
 from moe_dispatch.site.agreement_policy import Section, compared, weight
 from moe_dispatch.site.agreement_text import describe_differences, names, ranges
 from moe_dispatch.site.gate_result import GateResult
-from moe_dispatch.site.rank_report import RankReport, digest
+from moe_dispatch.site.rank_report import HostView, RankReport, digest
 
 SECTIONS: tuple[Section, ...] = get_args(Section)
 
@@ -89,21 +89,12 @@ def agree(reports: Sequence[RankReport]) -> Decision:
     """
     if not reports:
         raise ValueError("a decision needs at least one report")
-    sections: dict[Section, dict[str, tuple[dict[str, str], list[int]]]] = {section: {} for section in SECTIONS}
-    for report in reports:
-        for section, fields in comparable(report).items():
-            sections[section].setdefault(digest(fields), (fields, []))[1].append(report.rank)
-    groups = {
-        section: [Group(fields=fields, ranks=tuple(sorted(ranks))) for fields, ranks in found.values()]
-        for section, found in sections.items()
-    }
+    members = [Member(rank=report.rank, host=host) for report, host in zip(reports, host_names(reports), strict=True)]
     return decide(
-        members=[
-            Member(rank=report.rank, host=host) for report, host in zip(reports, host_names(reports), strict=True)
-        ],
+        members=members,
         world=max(report.world for report in reports),
-        groups=groups,
-        gates=[report.gates for report in reports if report.gates is not None],
+        groups=grouped((report.rank, comparable(report)) for report in reports),
+        gates=[report.view.gates for report in reports if report.view is not None],
     )
 
 
@@ -152,11 +143,40 @@ def comparable(report: RankReport) -> dict[Section, dict[str, str]]:
         "versions": report.versions,
         "libraries": report.libraries,
     }
-    if report.site is not None:
-        sections["machine"] = report.summary_of_machine()
-    if report.gates is not None:
-        sections["backends"] = {f"{gate.backend} for {gate.consumer}": _gate_text(gate) for gate in report.gates}
+    if report.view is not None:
+        sections.update(comparable_view(report.view))
     return {section: compared(section, fields) for section, fields in sections.items()}
+
+
+def comparable_view(view: HostView) -> dict[Section, dict[str, str]]:
+    """What hosts compare with other hosts."""
+    site = view.site
+    memory = f"{site.gpu_memory_bytes / 2**30:.0f} GiB" if site.gpu_memory_bytes else None
+    machine = {
+        "gpu_name": site.gpu_name or "none",
+        "gpus_per_node": str(site.gpus_per_node),
+        "gpu_memory": memory,
+        "fabric": site.fabric,
+        "cuda": site.cuda,
+        "cores": str(site.cores),
+        "cpu_model": site.cpu_model,
+        "nics": ", ".join(sorted(f"{nic.kind} {nic.rate_gbps or '?'} Gbit/s" for nic in site.nics)),
+        "container": site.container.image or site.container.runtime if site.container else None,
+    }
+    backends = {f"{gate.backend} for {gate.consumer}": _gate_text(gate) for gate in view.gates}
+    return {"machine": compared("machine", machine), "backends": compared("backends", backends)}
+
+
+def grouped(sections: Iterable[tuple[int, Mapping[Section, dict[str, str]]]]) -> dict[Section, list[Group]]:
+    """Equal ranks by section, from (rank, fields by section)."""
+    found: dict[Section, dict[str, tuple[dict[str, str], list[int]]]] = {section: {} for section in SECTIONS}
+    for rank, fields_of in sections:
+        for section, fields in fields_of.items():
+            found[section].setdefault(digest(fields), (fields, []))[1].append(rank)
+    return {
+        section: [Group(fields=fields, ranks=tuple(sorted(ranks))) for fields, ranks in equal.values()]
+        for section, equal in found.items()
+    }
 
 
 def host_names(reports: Sequence[Any]) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moe_dispatch.core.errors import UsageError
+from moe_dispatch.core.finding import Finding
 from moe_dispatch.site.environment import mask_secrets, recorded_environment
 from moe_dispatch.site.gate_result import GateResult
 from moe_dispatch.site.libraries import resolve_libraries
@@ -27,6 +28,21 @@ SCHEMA_VERSION = 1
 _DIGEST_CHARS = 16
 
 
+class HostView(BaseModel):
+    """What one rank found out for all ranks of its node.
+
+    Fields:
+        gates: how far each backend comes for each of its users.
+        findings: what was seen on this host beyond the gates.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    site: Site
+    gates: tuple[GateResult, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
 class RankReport(BaseModel):
     """One rank.
 
@@ -36,7 +52,7 @@ class RankReport(BaseModel):
         settings: environment variables at process start that may change the exchange, secrets left out.
         versions: component -> version (`stack_fingerprint`).
         libraries: library -> file that would be loaded (`resolve_libraries`).
-        site, gates: the machine and how far each backend comes, from the rank that looks for its host; else None.
+        view: of the machine, from the rank that looks for its host; else None.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,32 +68,12 @@ class RankReport(BaseModel):
     settings: dict[str, str] = Field(default_factory=dict)
     versions: dict[str, str | None] = Field(default_factory=dict)
     libraries: dict[str, str] = Field(default_factory=dict)
-    site: Site | None = None
-    gates: tuple[GateResult, ...] | None = None
+    view: HostView | None = None
 
     @property
     def fingerprint(self) -> str:
         """Short name of the software: equal exactly when versions and libraries are."""
         return digest({"versions": self.versions, "libraries": self.libraries})
-
-    def summary_of_machine(self) -> dict[str, str]:
-        """What hosts of one job are compared by; empty from a rank that did not look."""
-        if self.site is None:
-            return {}
-        site = self.site
-        memory = f"{site.gpu_memory_bytes / 2**30:.0f} GiB" if site.gpu_memory_bytes else None
-        values = {
-            "gpu_name": site.gpu_name or "none",
-            "gpus_per_node": site.gpus_per_node,
-            "gpu_memory": memory,
-            "fabric": site.fabric,
-            "cuda": site.cuda,
-            "cores": site.cores,
-            "cpu_model": site.cpu_model,
-            "nics": ", ".join(sorted(f"{nic.kind} {nic.rate_gbps or '?'} Gbit/s" for nic in site.nics)),
-            "container": site.container.image or site.container.runtime if site.container else None,
-        }
-        return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def start_environment(process: Path = Path("/proc/self")) -> dict[str, str]:
@@ -92,13 +88,7 @@ def start_environment(process: Path = Path("/proc/self")) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def report_rank(
-    context: RankContext,
-    environment: Mapping[str, str],
-    *,
-    site: Site | None = None,
-    gates: tuple[GateResult, ...] | None = None,
-) -> RankReport:
+def report_rank(context: RankContext, environment: Mapping[str, str], view: HostView | None = None) -> RankReport:
     """This rank's report; reads files only, imports and starts nothing."""
     return RankReport(
         rank=context.rank,
@@ -111,8 +101,7 @@ def report_rank(
         settings=recorded_environment(environment),
         versions=stack_fingerprint(),
         libraries={name: mask_secrets(path) for name, path in resolve_libraries(environment).items()},
-        site=site,
-        gates=gates,
+        view=view,
     )
 
 
