@@ -9,7 +9,6 @@ import pytest
 from fake_machine import write
 
 from moe_dispatch.site.devices import Container, Scheduler
-from moe_dispatch.site.environment import start_environment
 from moe_dispatch.site.probe_host import (
     container,
     cores,
@@ -135,12 +134,3 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "r1", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE":
 )
 def test_schedulers(environment: dict[str, str], expected: Scheduler) -> None:
     assert scheduler(environment) == expected
-
-
-def test_the_environment_at_process_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # too late: the process was started without it
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in start_environment()
-    write(tmp_path, "proc/77/environ", "USE_MNNVL=1\0EMPTY=\0LINES=a\nb=c\0broken\0=x\0")
-    assert start_environment(77, tmp_path) == {"USE_MNNVL": "1", "EMPTY": "", "LINES": "a\nb=c"}
-    assert start_environment(78, tmp_path) == {}
-    assert start_environment(root=tmp_path)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"

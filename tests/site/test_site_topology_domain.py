@@ -103,7 +103,7 @@ def test_devices_named_by_uuid_stop_the_check_of_deepep() -> None:
     assert name not in findings("deepep", BOARD, ep=8)
 
 
-@pytest.mark.parametrize("value", ["", "0", "-8", "eight", "8.0", "٨x"])
+@pytest.mark.parametrize("value", ["", "0", "-8", "eight", "8.0", "٨x", "9" * 5000])
 def test_a_value_that_is_no_size(value: str) -> None:
     assert "hybridep-domain-ranks-invalid" in troubles("hybridep", BOARD, ep=16, environment={DOMAIN: value})
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 PREFIXES = (
     "NCCL_",
@@ -105,25 +104,6 @@ def recorded_environment(environment: Mapping[str, str] | None = None) -> dict[s
     """
     source = os.environ if environment is None else environment
     return {name: mask_secrets(source[name]) for name in sorted(source) if is_recorded(name)}
-
-
-def start_environment(pid: int | None = None, root: Path = Path("/")) -> dict[str, str]:
-    """The environment a process was started with, which its later changes of `os.environ` do not touch.
-
-    Libraries and drivers that read a variable when they are loaded saw this one: setting it from Python afterwards does
-    nothing. Not filtered and not masked.
-
-    Args:
-        pid: default this process.
-        root: where /proc is looked for; where it tells nothing and `pid` is this process, `os.environ` is returned.
-    """
-    try:
-        raw = (root / "proc" / str(pid or "self") / "environ").read_bytes()
-    except OSError:
-        raw = b""
-    pairs = (entry.decode("utf-8", "replace").partition("=") for entry in raw.split(b"\0") if b"=" in entry)
-    found = {name: value for name, _, value in pairs if name}
-    return found or (dict(os.environ) if pid in (None, os.getpid()) else {})
 
 
 def mask_environment_values(text: str, environment: Mapping[str, str] | None = None) -> str:

@@ -9,9 +9,9 @@ import os
 import re
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
+from moe_dispatch.core.data import read_yaml
 from moe_dispatch.site.devices import Gpu, Nic, NicKind
 from moe_dispatch.site.model import Fabric
 from moe_dispatch.site.pci import numa_node, pci_address, route, shared_bridges
@@ -100,7 +100,4 @@ def _model(device: Path) -> str:
 @cache
 def _adapters() -> dict[str, str]:
     """Names of adapters by PCI vendor and device."""
-    import yaml
-
-    text = resources.files("moe_dispatch.site").joinpath("adapters.yaml").read_text(encoding="utf-8")
-    return {str(key): str(name) for key, name in yaml.safe_load(text).items()}
+    return {str(key): str(name) for key, name in read_yaml("moe_dispatch.site", "adapters.yaml").items()}

@@ -18,6 +18,8 @@ from moe_dispatch.site.model import Site
 Framework = Literal["megatron-lm", "megatron-bridge"]
 
 _OFF = frozenset({"0", "false"})
+_MOST_DIGITS = 9
+"""A longer number is no number of ranks, and the interpreter refuses to convert very long ones."""
 
 
 class RankPlace(BaseModel):
@@ -147,7 +149,7 @@ class TopologyInput(BaseModel):
     def declared_inside(self) -> int | None:
         """The same as the environment says it to the backend; None when unset, unknown to it, or no positive number."""
         text = self.environment.get(self.facts.domain_variable or "", "").strip()
-        return int(text) if text.isdecimal() and int(text) > 0 else None
+        return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0 else None
 
     @property
     def domains(self) -> int | None:
