@@ -1,7 +1,8 @@
 """Expert activations with the routing weight applied inside: computed in float32, rounded once to the row dtype.
 
 The backward pass recomputes from the saved inputs instead of keeping float32 intermediates, which are several times the
-size of the rows. Shape legend: R rows, F inner width, P = 2F for SwiGLU (gate columns, then up columns), else F.
+size of the rows. On CUDA one Triton kernel does each direction of SwiGLU.
+Shape legend: R rows, F inner width, P = 2F for SwiGLU (gate columns, then up columns), else F.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from moe_dispatch.dispatch import kernels
 from moe_dispatch.workload.model import Activation
 
 
@@ -18,6 +20,10 @@ class _WeightedSwiglu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inner_RP: torch.Tensor, probs_R: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(inner_RP, probs_R)
+        if kernels.kernels_for(inner_RP.device):
+            from moe_dispatch.moe.kernels.activation import swiglu_forward
+
+            return swiglu_forward(inner_RP.contiguous(), probs_R.contiguous())
         gate_RF, up_RF = inner_RP.chunk(2, dim=1)
         value_RF = nn.functional.silu(gate_RF.float()).mul_(up_RF).mul_(probs_R.unsqueeze(1))
         return value_RF.to(inner_RP.dtype)
@@ -25,6 +31,10 @@ class _WeightedSwiglu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         inner_RP, probs_R = ctx.saved_tensors
+        if kernels.kernels_for(inner_RP.device):
+            from moe_dispatch.moe.kernels.activation import swiglu_backward
+
+            return swiglu_backward(grads[0].contiguous(), inner_RP.contiguous(), probs_R.contiguous())
         gate_RF, up_RF = inner_RP.chunk(2, dim=1)
         gate_RF, up_RF, grad_RF = gate_RF.float(), up_RF.float(), grads[0].float()
         sigmoid_RF = torch.sigmoid(gate_RF)

@@ -1,0 +1,1 @@
+"""Triton kernels of the experts; their plain torch counterparts stand in `moe/activation.py`."""
