@@ -32,7 +32,11 @@ def test_more_tokens_than_a_send_queue_holds() -> None:
     assert "98305" in finding.message
     assert "at most 21844 tokens" in finding.message
     assert finding.advice[0] == "micro batch 2 (16384 tokens per rank, a queue of 49153)"
-    assert "context or tensor parallelism" in finding.advice[1]
+    assert finding.advice[1].startswith("2 times the context or tensor parallelism")
+    far = findings("hybridep", BOARDS, ep=16, tokens_per_rank=65536, micro_batch=1)["hybridep-ib-queue-depth"]
+    assert far.advice == (
+        "4 times the context or tensor parallelism (with sequence parallelism): 16384 tokens per rank",
+    )
 
 
 def test_the_limit_exists_only_between_domains() -> None:

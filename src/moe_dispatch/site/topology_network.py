@@ -35,7 +35,17 @@ def queue_too_deep(job: TopologyInput) -> Iterator[Hit]:
             advice = [f"micro batch {fitting[-1]} ({fewer} tokens per rank, a queue of {queue.depth(fewer)})"]
     if job.site.fabric == "unknown":
         advice.append("the network is not known here; name it (--site h100-infiniband) to be sure")
-    values = {"tokens": tokens, "depth": depth, "limit": queue.limit, "most": queue.most_tokens, "halved": tokens // 2}
+    factor = 2
+    while tokens // factor > queue.most_tokens:
+        factor *= 2
+    values = {
+        "tokens": tokens,
+        "depth": depth,
+        "limit": queue.limit,
+        "most": queue.most_tokens,
+        "factor": factor,
+        "fewer": tokens // factor,
+    }
     yield Hit(values, advice=tuple(advice))
 
 
