@@ -34,6 +34,7 @@ COMMANDS = {
     "plan": "Write the matched training A/B of a workload as scripts for one allocation.",
     "report": "Make the HTML report of a store.",
     "evidence": "Search published measurements, pairs and recipes, with own records beside them.",
+    "card": "Generate the evidence card of a model or family, as YAML.",
     "models": "List the model catalogue, or show one model.",
     "hardware": "List the hardware catalogue, or what this machine is.",
     "backends": "List the dispatcher backends, with their gate on request.",

@@ -110,11 +110,12 @@ def part_and_effect(one: Guidance) -> tuple[str, str]:
         does = {
             "order": f"orders candidates: {', '.join(one.order)} first",
             "exclude": f"leaves out {about}",
-            "note": f"says about {about}",
+            "note": f"a remark on {about}",
         }[one.effect]
-        return f"candidates ({one.topic})", does + ("; alltoall is hard to beat" if one.baseline_hard_to_beat else "")
+        expected = f"; {BASELINE} is hard to beat" if one.baseline_hard_to_beat else ""
+        return f"candidates ({one.topic})", does + expected
     if isinstance(one, Practice):
-        return f"practice ({one.topic})", f"step of {one.stage}" if one.stage else "says about every dispatcher"
+        return f"practice ({one.topic})", f"a step of {one.stage}" if one.stage else "a remark on every dispatcher"
     if isinstance(one, KnobGuide):
         defaults = "; ".join(f"{each.value} {each.label}" for each in one.defaults)
         return "knobs", f"{one.backend} {one.knob}: {defaults}"
