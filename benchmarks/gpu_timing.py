@@ -9,15 +9,17 @@ import torch
 
 _FLUSH_BYTES = 256 << 20
 """Several times the L2 of any GPU of the catalogue."""
-_HEAD_START_CYCLES = 400_000
-"""A spin of some 200 us before the first event, so that the host has queued the work when the clock starts."""
+_CYCLES_PER_US = 2_000
+"""Of the spin; at the boost clock of current GPUs, or a little longer."""
 
 
-def interleaved_us(work: Mapping[str, Callable[[], object]], rounds: int, *, warm_up: int = 3) -> dict[str, float]:
+def interleaved_us(
+    work: Mapping[str, Callable[[], object]], rounds: int, *, warm_up: int = 3, head_start_us: int = 200
+) -> dict[str, float]:
     """Median microseconds of each entry on the device; the entries take turns, forwards and backwards.
 
-    L2 is overwritten before every measurement; what the host does while the device spins is not counted, what it still
-    has to launch afterwards is.
+    L2 is overwritten before every measurement. The device then spins for `head_start_us`, so that the host has queued
+    the work when the clock starts; what it still has to launch after that is counted.
     """
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     names = list(work)
@@ -25,7 +27,7 @@ def interleaved_us(work: Mapping[str, Callable[[], object]], rounds: int, *, war
     for turn in range(warm_up + rounds):
         for name in names if turn % 2 else reversed(names):
             flush.zero_()
-            torch.cuda._sleep(_HEAD_START_CYCLES)
+            torch.cuda._sleep(head_start_us * _CYCLES_PER_US)
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             work[name]()
