@@ -1,8 +1,8 @@
 """Training logs in the frameworks' own formats, with numbers of our own, and the real ones.
 
-Formats: NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py and arguments.py, NVIDIA-NeMo/Megatron-Bridge@067f987d:
-src/megatron/bridge/training/utils/train_utils.py and config.py. `logs/` holds logs of two ranks on one H200 (their paths
-replaced).
+Formats: NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py and arguments.py,
+NVIDIA-NeMo/Megatron-Bridge@067f987d:src/megatron/bridge/training/utils/train_utils.py and config.py. `logs/` holds logs
+of two ranks on one H200 (their paths replaced).
 """
 
 from __future__ import annotations

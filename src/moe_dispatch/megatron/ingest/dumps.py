@@ -25,7 +25,7 @@ _ARGUMENT = re.compile(r"  (\w+) (\.*) (.*)$")
 _DOTTED = 48
 _SUMMARY_VALUE = re.compile(r"  (\w+): (.*?)(?:  \((?:Mcore )?default: .*\))?\s*$")
 _SECTION = re.compile(r"\[(\w+)\]")
-_YAML_LINE = re.compile(r"\s*(?:- |[\w.]+:(?:\s|$)|\S+$|['\"\[{])")
+_YAML_LINE = re.compile(r"\s*(?:- |[\w.]+:(?:\s|$)|['\"\[{])")
 _MAX_BLOCK_LINES = 20_000
 _MAX_YAML_BYTES = 8 << 20
 

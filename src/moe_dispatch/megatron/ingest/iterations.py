@@ -92,8 +92,8 @@ class StepTime:
 def iteration_lines(text: str) -> list[IterationLine]:
     """All iterations in one physical line (ranks may have written over each other)."""
     heads = list(_HEAD.finditer(text))
-    ends = [head.start() for head in heads[1:]] + [len(text)]
-    return [_parse(text, head, end) for head, end in zip(heads, ends, strict=True)]
+    ends = [head.start() for head in heads] + [len(text)]
+    return [_parse(text, head, end) for head, end in zip(heads, ends[1:], strict=True)]
 
 
 def step_times(text: str) -> list[StepTime]:

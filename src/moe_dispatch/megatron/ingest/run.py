@@ -23,6 +23,7 @@ from moe_dispatch.megatron.ingest.recompute import recompute_finding
 from moe_dispatch.megatron.ingest.timeline import Timeline, WindowRequest, timeline
 from moe_dispatch.megatron.ingest.view import VALIDATED, Settings
 from moe_dispatch.megatron.settings import UnknownSetting
+from moe_dispatch.megatron.settings_fields import settings_fields
 from moe_dispatch.site.hardware import Hardware
 
 UNKNOWN = "unknown"
@@ -142,8 +143,16 @@ def _dispatchers(request: RunRequest, facts: RunFacts, settings: Settings) -> tu
         asked = _effective(facts, settings, request, earlier[-1])
         requested = (asked.requested or asked.effective) if asked is not None else None
     if requested is None and last is not None:
-        requested = last.effective if settings.last_stage in VALIDATED else last.requested or last.effective
+        named = _named_backend(settings) if settings.last_stage in VALIDATED else last.requested
+        requested = named or last.effective
     return last, requested or UNKNOWN
+
+
+def _named_backend(settings: Settings) -> str | None:
+    """A backend that a validated dump names although it is not the default: somebody asked for it."""
+    backend = settings.get("moe_flex_dispatcher_backend")
+    default = settings_fields()["moe_flex_dispatcher_backend"].default
+    return backend if isinstance(backend, str) and backend != default else None
 
 
 def _effective(facts: RunFacts, settings: Settings, request: RunRequest, until: Stage | None) -> Effective | None:

@@ -38,7 +38,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What was printed, the last attempt of each iteration, and the window.
+    """What was printed, and the window: of each iteration its last attempt that was no warm-up.
 
     Fields:
         printed: in order of time.
@@ -104,15 +104,17 @@ def timeline(
     interval = log_interval or _interval(printed)
     latest = {one.line.iteration: one for one in printed}
     steady = _steady(printed, sorted({0, *starts}), interval)
-    kept = {number: one for number, one in latest.items() if one in steady and one.line.complete}
+    kept = {one.line.iteration: one for one in printed if one in steady and one.line.complete}
+    warming = {one.line.iteration for one in printed if one.line.complete} - kept.keys()
     if window is not None:
+        warming = set()
         kept = {
             number: one for number, one in latest.items() if window.first <= number <= window.last and one.line.complete
         }
         first, last, rule = window.first, window.last, f"iterations {window.first}-{window.last}"
     else:
         first, last, rule = min(kept, default=0), planned or 0, DEFAULT_RULE
-    expected = _expected(first, last, interval, latest) if kept or window else set()
+    expected = _expected(first, last, interval, latest) - warming if kept or window else set()
     counted = tuple(kept[number] for number in sorted(kept) if first <= number <= last)
     chosen = Window(
         rule=rule,
