@@ -42,6 +42,18 @@ def test_packages_are_found_by_metadata_alone(tmp_path: Path, monkeypatch: pytes
     assert {"deep_ep", "megatron"}.isdisjoint(set(sys.modules) - loaded)
 
 
+def test_a_library_without_a_wheel_is_known_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    (tmp_path / "libnccl.so.2.27.5").write_bytes(b"")
+    (tmp_path / "libnccl.so.2").symlink_to(tmp_path / "libnccl.so.2.27.5")
+    (tmp_path / "libnvshmem_host.so.3").write_bytes(b"")  # a file that does not tell
+    stack = stack_fingerprint({"LD_LIBRARY_PATH": str(tmp_path)}, root=tmp_path)
+    assert (stack["nccl"], stack["nvshmem"]) == ("2.27.5", None)
+    install(tmp_path, "nvidia-nccl-cu13", "2.30.7")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert stack_fingerprint({"LD_LIBRARY_PATH": str(tmp_path)}, root=tmp_path)["nccl"] == "2.30.7"
+
+
 def test_what_is_absent_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     stack = stack_fingerprint()
