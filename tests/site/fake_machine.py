@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,13 @@ def rdma_device(root: Path, name: str, route: str, *, layer: str = "InfiniBand",
 
 
 def tool(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str = "nvidia-smi") -> None:
-    """Put a shell script first on the path; no GPU is selected away."""
+    """Put a shell script first on the path; no GPU is selected away, and NVML is not asked."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
 def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, query: str, report: str = "", matrix: str = "") -> None:

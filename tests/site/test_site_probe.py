@@ -75,6 +75,7 @@ def test_a_tool_that_fails_or_hangs_means_no_gpu(tmp_path: Path, monkeypatch: py
 
 def test_a_loaded_driver_is_seen_without_any_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     write(tmp_path, "dev/nvidiactl")
     write(tmp_path, "sys/module/nvidia/version", "580.95.05\n")
     text = f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 11\nGPU UUID: \t {UUIDS[0]}\nBus Location: \t 0000:1b:00.0\n"

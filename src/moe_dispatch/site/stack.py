@@ -1,6 +1,4 @@
-"""Versions of what a measurement depends on, read from package metadata and file names: nothing is imported, torch least
-of all.
-"""
+"""Versions of what a measurement depends on, from package metadata and file names: nothing is imported."""
 
 from __future__ import annotations
 

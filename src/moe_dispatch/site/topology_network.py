@@ -119,10 +119,9 @@ def shared_nic(job: TopologyInput) -> Iterator[Hit]:
     (host, nic), sharing = shared[0]
     able = {each.name for each in job.site.nics if each.active and each.kind != "ethernet"}
     idle = sorted(able - {name for where, name in users if where == host})
-    place = f" on {host}" if host else ""
     values = {
         "users": ", ".join(sharing),
-        "nic": f"{nic}{place}",
+        "nic": f"{nic} on {host}" if host else nic,
         "idle": f"idle: {', '.join(idle)}" if idle else "no adapter is idle",
         "more": f", and {len(shared) - 1} more so" if shared[1:] else "",
     }
