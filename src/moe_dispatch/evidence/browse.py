@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moe_dispatch.core.errors import UsageError
-from moe_dispatch.core.finding import Finding
 from moe_dispatch.evidence.closest import EvidenceQuery, Match, closest
 from moe_dispatch.evidence.published.rows import Row, Settings
 from moe_dispatch.evidence.search import LOADERS, Filter, make_filter, sort_rows
+
+if TYPE_CHECKING:
+    from moe_dispatch.core.finding import Finding
 
 KINDS = (*LOADERS, "own")
 

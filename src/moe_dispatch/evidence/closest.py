@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cache
 from math import log2
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from moe_dispatch.evidence.published.files import data_file
 from moe_dispatch.evidence.published.rows import Settings
-from moe_dispatch.site.hardware import load_hardware
-from moe_dispatch.site.model import Site
-from moe_dispatch.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from moe_dispatch.site.model import Site
+    from moe_dispatch.workload.workload import Workload
 
 DAYS_OF_A_YEAR = 365.25
 
@@ -163,6 +164,8 @@ def hardware_difference(ours: str, theirs: str) -> float:
     """0 same GPU, 1 same generation and domain size, 2 one of the two, 3 neither or not in the catalogue."""
     if ours == theirs:
         return 0.0
+    from moe_dispatch.site.hardware import load_hardware
+
     known = load_hardware()
     if ours not in known or theirs not in known:
         return 3.0

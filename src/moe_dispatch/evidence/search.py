@@ -19,7 +19,6 @@ from moe_dispatch.evidence.published import (
     load_training,
 )
 from moe_dispatch.evidence.published.files import data_file, read_document
-from moe_dispatch.workload.catalogue import list_models, normalize_name
 
 LOADERS: Mapping[str, Callable[[], tuple[Row, ...]]] = {
     "training": load_training,
@@ -190,6 +189,8 @@ def find_row(rows: Iterable[R], name: str) -> R:
 
 
 def _models(name: str, known: set[str]) -> frozenset[str]:
+    from moe_dispatch.workload.catalogue import list_models, normalize_name
+
     wanted = normalize_name(name)
     aliases = {alias: entry.name for entry in list_models() for alias in (entry.name, *entry.aliases)}
     catalogued = aliases.get(wanted, wanted)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from moe_dispatch.evidence.closest import Match
-from moe_dispatch.evidence.own import OwnRow
 from moe_dispatch.evidence.published.pairs import KnobRow, Paired, PairRow
 from moe_dispatch.evidence.published.rows import MicroRow, RecipeRow, Row, TrainingRow
 from moe_dispatch.report.evidence_export import document
-from moe_dispatch.report.text import duration
+
+if TYPE_CHECKING:
+    from moe_dispatch.evidence.closest import Match
+    from moe_dispatch.evidence.own import OwnRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +130,17 @@ def _micro(row: MicroRow) -> tuple[object, ...]:
 
 
 def _own(row: OwnRow) -> tuple[object, ...]:
-    figure = row.status if row.latency_us is None else duration(row.latency_us)
     about = (row.id, row.model, row.hardware, _cell(row.gpus), _cell(row.ep), _cell(row.precision))
-    return (*about, row.choice, row.stage, row.level, figure, ", ".join(row.labels))
+    return (*about, row.choice, row.stage, row.level, _latency(row), ", ".join(row.labels))
+
+
+def _latency(row: OwnRow) -> str:
+    if row.latency_us is None:
+        return row.status
+    # Imported late: it loads the numerics of the verdict, which a search for published rows does not need.
+    from moe_dispatch.report.text import duration
+
+    return duration(row.latency_us)
 
 
 def _who(row: Row) -> str:
@@ -150,9 +159,7 @@ def _what(row: Row) -> str:
     if isinstance(row, TrainingRow):
         step = "" if row.step_s is None else f"step {_figure(row.step_s)} s"
         return step or ("" if row.tflops_per_gpu is None else f"{_figure(row.tflops_per_gpu)} TFLOP/s")
-    if isinstance(row, OwnRow):
-        return row.status if row.latency_us is None else f"{row.level} {duration(row.latency_us)}"
-    return "configuration"
+    return "configuration" if isinstance(row, RecipeRow) else _latency(cast("OwnRow", row))
 
 
 def _mark(row: Row) -> str:

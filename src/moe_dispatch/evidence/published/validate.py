@@ -35,9 +35,9 @@ class Report:
     """What validation found.
 
     Fields:
-        rows: by file name, with the findings that the checks give now.
+        rows: by file name, with the findings that the checks give now; as they stand where a row has a wrong form.
         problems: what is wrong with the data itself; empty when it may be shipped.
-        texts: by file name, what each file should hold.
+        texts: by file name, what each file should hold; empty where a row has a wrong form.
     """
 
     rows: Mapping[str, tuple[Row, ...]]
@@ -60,6 +60,8 @@ def validate(folder: Path | None = None) -> Report:
         read[name] = tuple(row_of(row_class, raw, paths[name]) for raw in documents[name]["rows"])
     counts = Counter(row.id for rows in read.values() for row in rows)
     problems += [f"id {name} stands {count} times" for name, count in counts.items() if count > 1]
+    if problems:
+        return Report(rows=read, problems=tuple(problems), texts={})
     checked = _with_findings(read)
     texts = {name: text_of(rows, documents[name]["collected"]) for name, rows in checked.items()}
     for name, path in paths.items():
