@@ -75,4 +75,5 @@ def _show_plan(plan: PlanOnly, as_json: bool) -> None:
     for name, reason in plan.not_configured.items():
         console.print(f"{name}: {reason}")
     show_findings(plan.findings, console)
-    console.print(f"\nTo decide, run the same `select` without --site on {plan.site.nodes} x {plan.site.gpu or 'it'}.")
+    console.print("\n`moe-dispatch advise` says why, with knobs, evidence and what to measure next.")
+    console.print(f"To decide, run the same `select` without --site on {plan.site.nodes} x {plan.site.gpu or 'it'}.")

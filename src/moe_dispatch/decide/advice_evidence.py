@@ -126,7 +126,7 @@ def claims_of(
 
 
 def pair_text(pair: PairRow) -> str:
-    """`alltoall faster than deepep (uccl-ep) by 12.6 %: ...`."""
+    """The faster arm, by how much, and what is known of the runs: `A faster than B by 12.6%; ...`."""
     winner, margin = pair.winner, pair.margin
     assert winner is not None
     assert margin is not None
@@ -140,7 +140,7 @@ def _arm_text(arm: Arm) -> str:
 
 
 def step_text(row: TrainingRow) -> str:
-    """`hybridep (stated): 20.15 s, 299 TFLOP/s/GPU; ...`."""
+    """The dispatcher and how it is known, its figures, and what is known of the run: `A (stated): 20.15 s a step; ...`."""
     numbers = []
     if row.step_s is not None:
         numbers.append(f"{row.step_s:.2f} s a step")
@@ -150,7 +150,7 @@ def step_text(row: TrainingRow) -> str:
 
 
 def recipe_text(row: RecipeRow) -> str:
-    """`hybridep with 32 SMs; ...`."""
+    """The dispatcher that a recipe configures: `A with 32 SMs (performance); ...`."""
     sms = f" with {row.num_sms} SMs" if row.num_sms is not None else ""
     name = f"{row.dispatcher}{sms} ({row.series}{f', {row.variant}' if row.variant else ''})"
     return f"{name}; {settings_text(row)}"

@@ -236,13 +236,17 @@ def _path(question: Question, at: Situation) -> tuple[Step, ...]:
             sources=one.sources,
             stage=one.stage,
             now=one.stage == question.stage,
-            commands=tuple(
-                " ".join(each.format(args=question.arguments, place=question.place).split()) for each in one.commands
-            ),
+            commands=tuple(_command(each, question) for each in one.commands),
         )
         for one in _holding("path", at)
         if one.stage is not None
     )
+
+
+def _command(template: str, question: Question) -> str:
+    """A command of this package; what measures the layer does so in the precision that it can carry."""
+    layer = question.arguments.replace(" --precision fp8", "")
+    return " ".join(template.format(args=question.arguments, layer=layer, place=question.place).split())
 
 
 def _remarks(topic: PracticeTopic, at: Situation) -> tuple[Remark, ...]:

@@ -161,5 +161,8 @@ def _ceiling(request: AdviceRequest) -> Ceiling:
 
 
 def _arguments(request: AdviceRequest) -> str:
-    options = [f"--{name.replace('_', '-')} {value}" for name, value in request.sizes.items() if value is not None]
-    return " ".join([request.workload, *options])
+    """The workload as the other commands take it; those have no option for virtual stages, a workload file has."""
+    sizes = {name: value for name, value in request.sizes.items() if value is not None}
+    if "vpp" in sizes:
+        return "WORKLOAD.yaml"
+    return " ".join([request.workload, *(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())])

@@ -1,4 +1,4 @@
-"""A declared site that is not this machine: candidates, expected traffic and configurations; nothing is run.
+"""A declared site that is not this machine: the advice for it, expected traffic and configurations; nothing is run.
 
 A verdict never transfers from one site to another, so there is none.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from moe_dispatch.core.errors import MoeDispatchError
 from moe_dispatch.core.finding import Finding
 from moe_dispatch.core.registry import load_backends_with_findings
-from moe_dispatch.decide.guide import Candidate, candidates
+from moe_dispatch.decide.advice import Advice
+from moe_dispatch.decide.advise import Question, advise
+from moe_dispatch.decide.ceiling import ceiling
+from moe_dispatch.decide.guide import Candidate
 from moe_dispatch.flow.events import Listener
 from moe_dispatch.flow.request import SelectRequest
 from moe_dispatch.flow.setup import load
-from moe_dispatch.megatron.emit import Emitted, emit
+from moe_dispatch.megatron.emit import Emitted
 from moe_dispatch.site.hardware import declared_site, is_this_machine
 from moe_dispatch.site.model import Site
 from moe_dispatch.site.probe import probe
@@ -28,18 +30,31 @@ class PlanOnly:
     """What can be said without measuring.
 
     Fields:
-        configurations: by dispatcher, of the included candidates that Megatron ships.
-        not_configured: by dispatcher, why the others have none.
+        advice: the guide's, with settings; `advise` prints all of it.
         expected_rows: per source rank and direction, by name; empty when the group does not fit the domains.
+        findings: about backends that others registered, and about the job on this site.
     """
 
     workload: Workload
     site: Site
-    candidates: tuple[Candidate, ...]
-    configurations: dict[str, Emitted]
-    not_configured: dict[str, str]
+    advice: Advice
     expected_rows: dict[str, float]
     findings: tuple[Finding, ...]
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All backends in the order of the guide."""
+        return tuple(one.candidate for one in self.advice.candidates)
+
+    @property
+    def configurations(self) -> dict[str, Emitted]:
+        """By dispatcher, of the included candidates that Megatron ships."""
+        return {one.name: one.configuration for one in self.advice.included if one.configuration is not None}
+
+    @property
+    def not_configured(self) -> dict[str, str]:
+        """By dispatcher, why the others have none."""
+        return {one.name: one.not_configured for one in self.advice.included if one.configuration is None}
 
 
 def plan_only(request: SelectRequest, listener: Listener) -> PlanOnly | None:
@@ -56,24 +71,23 @@ def plan_only(request: SelectRequest, listener: Listener) -> PlanOnly | None:
         return None
     workload = load(request.measure)
     specs, findings = load_backends_with_findings()
-    found = candidates(workload, site, specs, {})
-    configurations: dict[str, Emitted] = {}
-    refused: dict[str, str] = {}
-    for candidate in found:
-        if candidate.included:
-            name = candidate.choice.dispatcher
-            try:
-                configurations[name] = emit(candidate.choice, specs[name], workload, site, request.core_version)
-            except MoeDispatchError as error:
-                refused[name] = error.message
+    advice = advise(
+        Question(
+            workload=workload,
+            site=site,
+            specs=specs,
+            core_version=request.core_version,
+            ceiling=ceiling(None),
+            arguments=request.measure.workload,
+            place=f"--site {request.site} --nodes {site.nodes}",
+        )
+    )
     return PlanOnly(
         workload=workload,
         site=site,
-        candidates=tuple(found),
-        configurations=configurations,
-        not_configured=refused,
+        advice=advice,
         expected_rows=_expected(workload, site),
-        findings=findings,
+        findings=(*findings, *advice.findings),
     )
 
 
@@ -85,6 +99,9 @@ def document(plan: PlanOnly) -> dict[str, Any]:
         "why": "a verdict never transfers: the declared site is not this machine, so nothing was measured",
         "workload": plan.workload.contract_fields(),
         "site": plan.site.model_dump(mode="json"),
+        "ceiling": plan.advice.ceiling.model_dump(mode="json"),
+        "confidence": plan.advice.confidence.statement,
+        "next": list(plan.advice.next),
         "candidates": [candidate.model_dump(mode="json") for candidate in plan.candidates],
         "configurations": {name: emitted.model_dump(mode="json") for name, emitted in plan.configurations.items()},
         "not_configured": plan.not_configured,
