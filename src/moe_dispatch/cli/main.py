@@ -31,6 +31,7 @@ COMMANDS = {
     "ingest": "Read training logs, configuration dumps and profiles into records.",
     "compare": "Check stored records against one contract and give the verdict over them.",
     "emit": "Write a dispatcher and its knobs as Megatron-LM arguments and Megatron-Bridge overrides.",
+    "lint": "Check a Megatron configuration before a job is spent: what really runs, and what is wrong with it.",
     "plan": "Write the matched training A/B of a workload as scripts for one allocation.",
     "report": "Make the HTML report of a store.",
     "evidence": "Search published measurements, pairs and recipes, with own records beside them.",

@@ -27,6 +27,7 @@ class Effective:
             was asked for and `effective` is Megatron's default.
         effective: `alltoall`, `allgather` or the flex backend that runs; None when the job stops before it trains.
         backend: the flex backend in effect, None without.
+        core_type, core_backend: the two fields as Megatron-Core validates them, after the launcher.
         sm_count: SMs that the configuration gives to communication; None leaves it to the library.
         sm_field: the field that gave it, None for a default.
         origin: of the deciding value.
@@ -40,6 +41,8 @@ class Effective:
     sm_count: int | None
     sm_field: str | None
     origin: Origin
+    core_type: str = ""
+    core_backend: str | None = None
     findings: tuple[Finding, ...] = ()
     refused: str = ""
 
@@ -74,6 +77,8 @@ def effective_dispatcher(config: MegatronConfig, site: Site | None = None) -> Ef
         sm_count=sms.count,
         sm_field=sms.field,
         origin=(found.backend if flex and found.backend.origin.kind != "default" else found.type).origin,
+        core_type=str(found.type.value),
+        core_backend=None if found.backend.value is None else str(found.backend.value),
         findings=tuple(findings),
         refused=found.refused,
     )

@@ -76,6 +76,7 @@ class MegatronConfig:
         core_version, bridge_version: as declared or detected; None when unknown.
         world_size: ranks of the job.
         env_origins: where the variables were set.
+        shadowed_env: a recipe's values of variables that the shell sets otherwise; the shell wins.
         recipe: name of the recipe underneath, empty without; gpu: GPU named by the launcher's arguments.
         notes: what could not be read, for a person.
     """
@@ -91,6 +92,7 @@ class MegatronConfig:
     bridge_version: str | None = None
     world_size: int | None = None
     env_origins: Mapping[str, Origin] = field(default_factory=dict)
+    shadowed_env: Mapping[str, str] = field(default_factory=dict)
     recipe: str = ""
     gpu: str | None = None
     notes: tuple[str, ...] = ()

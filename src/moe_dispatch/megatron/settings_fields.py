@@ -29,7 +29,7 @@ class SettingsField(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    type: FieldType
+    type: FieldType = "str"
     default: Scalar | tuple[Scalar, ...] = None
     since: str | None = None
     until: str | None = None
@@ -53,10 +53,28 @@ class SettingsField(BaseModel):
         return self.default
 
 
-@cache
+class _Known(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fields: dict[str, SettingsField]
+    other_fields: dict[str, SettingsField]
+
+
 def settings_fields() -> dict[str, SettingsField]:
-    """Fields by name, in the file's order."""
+    """Fields that the rules look at, by name, in the file's order."""
+    return _known().fields
+
+
+def other_fields() -> dict[str, SettingsField]:
+    """Further names that start with `moe_`, with their releases only."""
+    return _known().other_fields
+
+
+@cache
+def _known() -> _Known:
     import yaml
 
     text = resources.files("moe_dispatch.megatron").joinpath("settings_fields.yaml").read_text(encoding="utf-8")
-    return {name: SettingsField.model_validate(entry) for name, entry in yaml.safe_load(text)["fields"].items()}
+    return _Known.model_validate(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
