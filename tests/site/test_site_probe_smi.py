@@ -69,29 +69,36 @@ def test_a_tray_of_an_nvl72_rack() -> None:
     assert (third.memory_bytes, third.nvlinks) == (189471 * 2**20, 18)
     assert third.links == ("NV18", "NV18", "X", "NV18")
     assert third.fabric is not None
-    assert (third.fabric.state, third.fabric.status, third.fabric.problems) == ("completed", 0, ())
+    assert (third.fabric.state, third.fabric.status, third.fabric.problems) == ("completed", "success", ())
     assert third.fabric.domain == f"{CLUSTER}.32766"
 
 
 @pytest.mark.parametrize(
     ("fabric", "state", "status", "domain"),
     [
-        ("<state>In Progress</state><status>N/A</status>", "in_progress", None, None),
-        ("<state>Completed</state><status>Failure</status><cliqueId>0</cliqueId>", "completed", 1, None),
-        ("<state>N/A</state><status>N/A</status>", "not_supported", None, None),
-        ("<state>Not Supported</state>", "not_supported", None, None),
-        ("<state>Requested</state>", "unknown", None, None),
+        ("<state>In Progress</state><status>N/A</status>", "in_progress", "", None),
+        # as on Azure/azhpc-images#506
+        (
+            "<state>Completed</state><status>Insufficient Resources</status><cliqueId>0</cliqueId>"
+            "<clusterUuid>00000000-0000-0000-0000-000000000000</clusterUuid>",
+            "completed",
+            "insufficient resources",
+            None,
+        ),
+        ("<state>N/A</state><status>N/A</status>", "not_supported", "", None),
+        ("<state>Not Supported</state>", "not_supported", "", None),
+        ("<state>Requested</state>", "unknown", "", None),
         # NVLink switches of one board: registered, but in no cluster of several nodes
         (
             "<state>Completed</state><status>Success</status><cliqueId>0</cliqueId>"
             "<clusterUuid>00000000-0000-0000-0000-000000000000</clusterUuid>",
             "completed",
-            0,
+            "success",
             None,
         ),
     ],
 )
-def test_states_of_the_fabric(fabric: str, state: str, status: int | None, domain: str | None) -> None:
+def test_states_of_the_fabric(fabric: str, state: str, status: str, domain: str | None) -> None:
     found = add_report(parse_query(TRAY, FIELDS), report(fabric)).gpus[0].fabric
     assert found is not None
     assert (found.state, found.status, found.domain) == (state, status, domain)

@@ -252,9 +252,9 @@ def test_refused_fabric_handles_have_another_answer_on_each_platform() -> None:
     ("fabric", "expected"),
     [
         (GpuFabric(state="in_progress"), {"nvlink-fabric-incomplete"}),
-        (GpuFabric(state="completed", status=999), {"nvlink-fabric-incomplete"}),
-        (GpuFabric(state="completed", status=0, problems=("degraded bandwidth",)), {"nvlink-fabric-degraded"}),
-        (GpuFabric(state="completed", status=0), set()),
+        (GpuFabric(state="completed", status="success", problems=("degraded bandwidth",)), {"nvlink-fabric-degraded"}),
+        (GpuFabric(state="completed", status="success"), set()),
+        (GpuFabric(state="completed", status="insufficient resources"), set()),  # boards need no cluster
         (GpuFabric(state="not_supported"), set()),
         (None, set()),
     ],
@@ -264,8 +264,25 @@ def test_the_state_of_the_fabric(fabric: GpuFabric | None, expected: set[str]) -
     assert troubles("alltoall", site, ep=8) == expected
 
 
+@pytest.mark.parametrize(
+    ("fabric", "severity"),
+    [
+        (GpuFabric(state="completed", status="success", cluster="c1", clique=1), None),
+        (GpuFabric(state="completed", status="success", cluster="0000-00", clique=0), Severity.ERROR),
+        (GpuFabric(state="completed", status="insufficient resources", cluster="c1", clique=1), Severity.ERROR),
+        (GpuFabric(state="not_started"), Severity.ERROR),
+        (GpuFabric(state="not_supported"), Severity.WARNING),
+        (GpuFabric(state="unknown"), None),
+    ],
+)
+def test_the_state_of_a_racks_fabric(fabric: GpuFabric, severity: Severity | None) -> None:
+    site = seen(declared_site("gb200", 1), gpus=gpus(fabric=fabric))
+    found = findings("alltoall", site, ep=4).get("nvlink-fabric-incomplete")
+    assert (found.severity if found else None) == severity
+
+
 def test_gpus_in_two_partitions() -> None:
-    one, two = (GpuFabric(state="completed", status=0, cluster="c1", clique=clique) for clique in (1, 2))
+    one, two = (GpuFabric(state="completed", cluster="c1", clique=clique) for clique in (1, 2))
     first, second = gpus()
     split = (first.model_copy(update={"fabric": one}), second.model_copy(update={"fabric": two}))
     assert troubles("alltoall", seen(BOARD, gpus=split), ep=8) == {"nvlink-fabric-partitioned"}

@@ -24,22 +24,27 @@ class GpuFabric(_Device):
 
     Fields:
         state: `completed` once the fabric manager has placed the GPU in a clique.
-        status: NVML return code of the registration; 0 is success.
+        status: how the registration ended, `success` or the driver's words; empty when unknown. On boards whose NVLink
+            ends at the node, some drivers tell a failure here that means nothing (meta-pytorch/torchcomms#936).
         cluster: UUID of the NVLink domain; clique: number of the partition in it. GPUs reach each other over NVLink
             exactly when both are equal.
         problems: what the driver's health report complains of (`degraded bandwidth`, ...); empty when nothing.
     """
 
     state: FabricState
-    status: int | None = None
+    status: str = ""
     cluster: str = ""
     clique: int | None = None
     problems: tuple[str, ...] = ()
 
     @property
     def domain(self) -> str | None:
-        """Name of the NVLink partition, equal on all GPUs of it; None until registration has completed."""
-        registered = self.state == "completed" and self.clique is not None and self.cluster.strip("0-")
+        """Name of the NVLink partition, equal on all GPUs of it; None until registration has succeeded.
+
+        A cluster of zeros is none: boards report it, and it would join GPUs of unconnected hosts.
+        """
+        succeeded = self.state == "completed" and self.status in ("success", "")
+        registered = succeeded and self.clique is not None and self.cluster.strip("0-")
         return f"{self.cluster}.{self.clique}" if registered else None
 
 

@@ -110,7 +110,7 @@ def fabric(nvml: Any, handle: Any) -> dict[str, Any] | None:
         raw = ctypes.string_at(ctypes.addressof(info) + type(info).clusterUuid.offset, 16).hex()
         return {
             "state": STATES.get(info.state, "unknown"),
-            "status": info.status,
+            "status": "success" if info.status == 0 else text(ask(nvml.nvmlErrorString, info.status)) or "failure",
             "cluster": "-".join((raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:])),
             "clique": info.cliqueId,
             "problems": problems(getattr(info, "healthMask", 0)),

@@ -110,7 +110,7 @@ def _fabric(node: ElementTree.Element | None) -> GpuFabric | None:
     )
     return GpuFabric(
         state=_STATES.get(_plain(texts.get("state", "")), "unknown"),
-        status={"success": 0, "n/a": None, "": None}.get(texts.get("status", "").lower(), 1),
+        status=_known(texts.get("status", "")).lower(),
         cluster=_known(texts.get("clusteruuid", "")).lower(),
         clique=number(texts.get("cliqueid", "")),
         problems=complaints,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moe_dispatch.core.finding import Severity
+from moe_dispatch.site.hardware import load_hardware
 from moe_dispatch.site.topology_check import Hit, check
 from moe_dispatch.site.topology_input import TopologyInput
 
@@ -148,14 +149,22 @@ def no_imex_channel(job: TopologyInput) -> Iterator[Hit]:
 
 @check
 def fabric_not_ready(job: TopologyInput) -> Iterator[Hit]:
-    """A GPU whose registration with the NVLink fabric is not complete."""
+    """The first GPU whose registration with the NVLink fabric is not complete, or failed where a rack needs it."""
+    model = load_hardware().get(job.site.gpu or "")
+    rack = model is not None and model.nvlink_domain > model.gpus_per_node
     for gpu in job.site.gpus:
-        if gpu.fabric is None or gpu.fabric.state in ("not_supported", "unknown"):
+        fabric = gpu.fabric
+        if fabric is None or fabric.state == "unknown" or fabric.domain is not None:
             continue
-        failed = gpu.fabric.status not in (None, 0)
-        if gpu.fabric.state != "completed" or failed:
-            status = f" with status {gpu.fabric.status}" if failed else ""
-            yield Hit({"gpu_index": gpu.index, "state": gpu.fabric.state.replace("_", " "), "status": status})
+        if fabric.state in ("not_started", "in_progress") or rack:
+            values = {
+                "gpu_index": gpu.index,
+                "state": fabric.state.replace("_", " "),
+                "status": f" with status {fabric.status!r}" if fabric.status not in ("", "success") else "",
+                "cluster": " and no cluster" if fabric.state == "completed" else "",
+            }
+            yield Hit(values, Severity.WARNING if fabric.state == "not_supported" else None)
+            return
 
 
 @check
