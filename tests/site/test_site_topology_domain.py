@@ -197,6 +197,15 @@ def test_groups_as_placed() -> None:
     assert troubles("hybridep", site, ep=8, world=16, placement=whole, environment={DOMAIN: "8"}) == set()
 
 
+def test_a_layout_that_running_ranks_do_not_fill() -> None:
+    ranks = placed(*["a"] * 12)
+    found = findings("alltoall", BOARD, ep=4, pp=2, world=12, placement=ranks)
+    assert "expert TP x EP x PP = 8 does not divide the 12 ranks" in found["layout-does-not-fit-ranks"].message
+    assert "layout-does-not-fit-ranks" in findings("alltoall", BOARD, tp=4, cp=2, world=12, placement=ranks)
+    assert "layout-does-not-fit-ranks" not in findings("alltoall", BOARD, ep=4, pp=3, world=12, placement=ranks)
+    assert "layout-does-not-fit-ranks" not in findings("alltoall", BOARD, ep=4, pp=2, world=12)
+
+
 def test_racks_that_groups_do_not_tile() -> None:
     found = findings("hybridep", RACK, ep=64, world=256)
     assert "--segment=16" in found["ep-group-placement-unknown"].advice[0]

@@ -33,6 +33,17 @@ def shared_gpu(job: TopologyInput) -> Iterator[Hit]:
 
 
 @check
+def layout_does_not_fit(job: TopologyInput) -> Iterator[Hit]:
+    """The ranks that were seen running do not divide into the parallel groups; a configuration alone is not asked."""
+    if not job.placement or job.world is None:
+        return
+    blocks = {"TP x CP x PP": job.tp * job.cp * job.pp, "expert TP x EP x PP": job.group * job.pp}
+    for label, size in blocks.items():
+        if job.world % size:
+            yield Hit({"label": label, "size": size, "world": job.world})
+
+
+@check
 def group_straddles(job: TopologyInput) -> Iterator[Hit]:
     """Groups that a domain's edge cuts into unequal parts, or that could have stayed inside one; the first of them."""
     best = job.best_inside
