@@ -23,7 +23,7 @@ def lint(
     ] = None,
     site: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A declared site (see `hardware`), or `here` to probe this machine."),
+        typer.Option(metavar="NAME", help="A declared site (see `hardware`), or `here`: this machine."),
     ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes of the declared site.")] = None,
     megatron_version: Annotated[
@@ -38,7 +38,7 @@ def lint(
     env_file: Annotated[str | None, typer.Option(metavar="FILE", help="Variables as lines K=V.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="K=V", help="A field, stronger than the input; repeat for more."),
+        typer.Option("--set", metavar="K=V", help="A field, stronger than the input; repeat."),
     ] = None,
     package: Annotated[
         list[str] | None,

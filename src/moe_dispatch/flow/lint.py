@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.megatron.inputs.read import Declared, read_config
 from moe_dispatch.megatron.lint import LintResult, lint
 from moe_dispatch.megatron.rules.catalogue import load_lint_rules
-from moe_dispatch.megatron.settings import MegatronConfig
+from moe_dispatch.megatron.rules.job import Job
+from moe_dispatch.megatron.settings import MegatronConfig, UnknownSetting
 from moe_dispatch.site.hardware import declared_site, load_hardware
 from moe_dispatch.site.model import Site
 from moe_dispatch.site.stack import DISTRIBUTIONS, stack_fingerprint
 from moe_dispatch.site.topology import load_topology_rules
+from moe_dispatch.workload.layout import ParallelLayout
 
 HERE = "here"
 
@@ -60,7 +62,10 @@ def run_lint(request: LintRequest) -> LintResult:
         settings=request.settings,
     )
     config = read_config(request.words, declared)
-    return lint(config, _site(request, config), {**here, **packages})
+    site = _site(request, config)
+    if request.nodes is not None and config.world_size is None and site is not None:
+        config = replace(config, world_size=site.ranks)
+    return lint(config, site, {**here, **packages})
 
 
 def _site(request: LintRequest, config: MegatronConfig) -> Site | None:
@@ -78,9 +83,19 @@ def _site(request: LintRequest, config: MegatronConfig) -> Site | None:
 
 
 def _nodes(name: str, config: MegatronConfig) -> int:
-    """Nodes that the job's ranks fill; 1 when they are not known."""
+    """Nodes that the job's ranks fill; when those are not known, as many as its parallel layout needs."""
     per_node = declared_site(name).gpus_per_node
-    return -(-config.world_size // per_node) if config.world_size and per_node else 1
+    ranks = config.world_size or _smallest_world(config)
+    return -(-ranks // per_node) if per_node else 1
+
+
+def _smallest_world(config: MegatronConfig) -> int:
+    job = Job(config=config)
+    try:
+        sizes = {"tp": job.tp, "pp": job.pp, "cp": job.cp, "ep": job.ep, "etp": job.expert_tp}
+    except UnknownSetting:
+        return 1
+    return ParallelLayout.smallest_world(**sizes)
 
 
 def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:

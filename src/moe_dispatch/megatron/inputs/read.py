@@ -14,7 +14,7 @@ from moe_dispatch.megatron.inputs.arguments import read_arguments
 from moe_dispatch.megatron.inputs.expand import OPEN
 from moe_dispatch.megatron.inputs.harness import ENTRIES, HarnessRun, read_harness
 from moe_dispatch.megatron.inputs.overrides import SECTIONS, canonical, is_override, read_override, read_tree
-from moe_dispatch.megatron.inputs.recipes import fill_from_recipe, find_recipe, require_recipe
+from moe_dispatch.megatron.inputs.recipes import RECORDED_CORE, fill_from_recipe, find_recipe, require_recipe
 from moe_dispatch.megatron.inputs.shell import Command, Script, read_script, words_of
 from moe_dispatch.megatron.inputs.values import Collected, setting
 from moe_dispatch.megatron.settings import Framework, Launcher, MegatronConfig, Origin
@@ -56,6 +56,7 @@ class _Draft:
     world: int | None = None
     gpu: str | None = None
     recipe: str = ""
+    core_version: str | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -221,7 +222,7 @@ def _named_recipe(words: list[str], draft: _Draft) -> list[str]:
 def _recipe(name: str, draft: _Draft) -> None:
     row = require_recipe(name)
     draft.framework, draft.recipe = "megatron-bridge", row.recipe
-    draft.gpu, draft.world = row.hardware or None, row.gpus
+    draft.gpu, draft.world, draft.core_version = row.hardware or None, row.gpus, RECORDED_CORE
     environment: dict[str, str] = {}
     fill_from_recipe(row, draft.collected, environment)
     _recipe_variables(draft, environment, Origin("recipe", row.recipe))
@@ -260,6 +261,7 @@ def _harness(run: HarnessRun, draft: _Draft) -> None:
     draft.gpu, draft.world = run.gpu or draft.gpu, run.world or draft.world
     draft.environment.update(run.exported)
     draft.origins.update({name: Origin("flag", "--custom_env_vars") for name in run.exported})
+    draft.core_version = RECORDED_CORE if run.recipe else None
     draft.notes += run.notes
     _recipe_variables(draft, run.recipe_environment, Origin("recipe", run.recipe))
 
@@ -301,7 +303,7 @@ def _finish(draft: _Draft, declared: Declared) -> MegatronConfig:
         launcher=draft.launcher,
         complete=draft.complete,
         open_fields=frozenset(draft.collected.open_fields),
-        core_version=declared.core_version,
+        core_version=declared.core_version or draft.core_version,
         bridge_version=declared.bridge_version,
         world_size=declared.world_size or draft.world,
         env_origins=origins,

@@ -25,6 +25,8 @@ _SIZES = {
     "global_batch": "global_batch_size",
     "seq_length": "seq_length",
 }
+RECORDED_CORE = "0.20"
+"""Megatron-Core that the recorded recipes run on: Bridge 067f987d pins its main branch before release 0.20."""
 _NOT_RECORDED = (
     "moe_layer_freq",
     "moe_router_topk",
@@ -48,6 +50,8 @@ _NOT_RECORDED = (
     "moe_expert_capacity_factor",
     "moe_pad_expert_input_to_capacity",
     "mtp_num_layers",
+    "cuda_graph_modules",
+    "recompute_granularity",
     "recompute_modules",
     "recompute_method",
     "recompute_num_layers",
@@ -102,7 +106,8 @@ def fill_from_recipe(row: RecipeRow, collected: Collected, environment: dict[str
     for name, setting in {**_layout(row), **_schedule(row), **_shape(row)}.items():
         collected.set(name, setting, origin)
     for name, value in row.knobs.items():
-        take(name, plain(value), collected, environment, origin)
+        if name != "mixed_precision" or "mixed" in str(value).lower().removeprefix("mixedprecisionconfig"):
+            take(name, plain(value), collected, environment, origin)
     environment.update(row.environment)
 
 
@@ -116,7 +121,8 @@ def _schedule(row: RecipeRow) -> dict[str, Setting]:
         found["moe_router_force_load_balancing"] = True
     if row.cuda_graph:
         found["cuda_graph_impl"] = row.cuda_graph
-        found["cuda_graph_modules"] = tuple(row.cuda_graph_scopes)
+        if row.cuda_graph_scopes or row.cuda_graph == "none":
+            found["cuda_graph_modules"] = tuple(row.cuda_graph_scopes)
     if row.ep_overlap is not None:
         found["comm_overlap.overlap_moe_expert_parallel_comm"] = row.ep_overlap
         found["comm_overlap.delay_wgrad_compute"] = row.knobs.get("delay_wgrad_compute") is True
@@ -126,8 +132,10 @@ def _schedule(row: RecipeRow) -> dict[str, Setting]:
     elif row.recompute == "full":
         found["recompute_granularity"] = "full"
     else:
-        found |= {"recompute_granularity": "selective", "recompute_num_layers": None, "recompute_method": None}
+        # The record names the modules; whether a granularity makes them count is not in it.
         found["recompute_modules"] = tuple(str(row.recompute).split(","))
+    if row.precision is not None and not row.precision.startswith("fp32"):
+        found["bf16"] = True
     return found
 
 

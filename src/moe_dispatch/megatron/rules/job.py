@@ -142,8 +142,8 @@ class Job:
 
     @property
     def world(self) -> int | None:
-        """Ranks of the job, None when unknown."""
-        return self.config.world_size or (self.site.ranks if self.site else None)
+        """Ranks of the job, None when unknown; a site says what there is, not what the job takes."""
+        return self.config.world_size
 
     @property
     def tokens(self) -> int:
