@@ -23,7 +23,7 @@ ENDINGS = [
     ("ImportError: DeepEP is not installed. Please install DeepEP package", RunStatus.UNAVAILABLE, "not-installed"),
     ("ImportError: HybridEP is not installed. Please install HybridEP", RunStatus.UNAVAILABLE, "not-installed"),
     (
-        "ImportError: TransformerEngine NCCL EP is unavailable. The 'ncclep' backend requires a TransformerEngine build",
+        "ImportError: TransformerEngine NCCL EP is unavailable. The 'ncclep' backend requires a build with it",
         RunStatus.UNAVAILABLE,
         "missing-feature",
     ),
@@ -194,7 +194,7 @@ def test_trace_line_is_the_strongest_proof_and_overrules_a_configuration(tmp_pat
 
 
 def test_backend_text_is_stronger_than_a_deduction(tmp_path: Path) -> None:
-    text = "[Warning] NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN=4 differs from detected value 8. Using environment variable."
+    text = "[Warning] NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN=4 differs from detected value 8. Using it."
     one = record(written(tmp_path, [text, *megatron_lm(**FLEX)]))
     assert one.training is not None
     assert one.training.activation.level == "backend_text"
@@ -220,9 +220,8 @@ def test_nan_and_skipped_iterations_are_no_performance(tmp_path: Path, bad: dict
 def test_recompute_mismatch_of_hybridep_with_the_router_kept_is_layout_drift(tmp_path: Path) -> None:
     shapes = "  saved [1208, 2048] bf16 | recomputed [1143, 2048] bf16"
     config = tmp_path / "config.yaml"
-    config.write_text(
-        "model: {moe_token_dispatcher_type: flex, moe_flex_dispatcher_backend: hybridep, ignore_router_for_ac: true}\n"
-    )
+    model = "model:\n  moe_token_dispatcher_type: flex\n  moe_flex_dispatcher_backend: {}\n  ignore_router_for_ac: {}\n"
+    config.write_text(model.format("hybridep", "true"))
     log = written(tmp_path, ["step 0 forward ok", CHECKPOINT, shapes])
     run = read(log, config=config, config_saved=True)
     assert run.judged.status is RunStatus.CRASHED
@@ -230,9 +229,7 @@ def test_recompute_mismatch_of_hybridep_with_the_router_kept_is_layout_drift(tmp
     (finding,) = [one for one in run.findings if one.id.startswith("recompute")]
     assert finding.id == "recompute-dispatch-layout-drift"
     assert not any("ignore_router_for_ac" in advice for advice in finding.advice)
-    config.write_text(
-        "model: {moe_token_dispatcher_type: flex, moe_flex_dispatcher_backend: deepep, ignore_router_for_ac: false}\n"
-    )
+    config.write_text(model.format("deepep", "false"))
     shapes = "  saved [1208, 2048] bf16 | recomputed [1209, 2048] bf16"
     contrast = read(written(tmp_path, [CHECKPOINT, shapes]), config=config, config_saved=True)
     (finding,) = [one for one in contrast.findings if one.id.startswith("recompute")]

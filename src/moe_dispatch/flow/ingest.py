@@ -9,6 +9,7 @@ from pathlib import Path
 
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.core.finding import Finding
+from moe_dispatch.core.registry import get_backend
 from moe_dispatch.evidence.record import RunRecord
 from moe_dispatch.evidence.store import Store
 from moe_dispatch.megatron.ingest.records import record_of
@@ -61,6 +62,8 @@ def ingest(sources: Sequence[str], options: IngestOptions, store: Path | None = 
     for option, value in single:
         if value is not None and len(groups) > 1:
             raise UsageError(f"{option} belongs to one run, and these are {len(groups)}", "ingest the runs one by one")
+    if options.arm is not None:
+        get_backend(options.arm)
     if store is not None:
         Store(store).check_writable()
     gpu = find_hardware(options.gpu) if options.gpu is not None else None
