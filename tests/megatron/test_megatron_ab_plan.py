@@ -53,6 +53,7 @@ def test_bridge_arms_differ_in_the_dispatcher_only_and_the_baseline_is_neutralis
     assert first - second == {
         "--moe_flex_dispatcher_backend None",
         *("model.moe_token_dispatcher_type=alltoall", "model.moe_flex_dispatcher_backend=null"),
+        "model.moe_flex_dispatcher_num_sms=null",
     }
     assert second - first == {
         *("model.moe_token_dispatcher_type=flex", "model.moe_flex_dispatcher_backend=deepep"),

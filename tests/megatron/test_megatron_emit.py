@@ -14,6 +14,7 @@ from moe_dispatch.workload.workload import Workload, load_workload
 
 DOMAIN_VARIABLE = "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"
 FORCED = "--moe-router-force-load-balancing"
+SM_FIELDS = ("moe_flex_dispatcher_num_sms", "moe_deepep_num_sms", "moe_hybridep_num_sms")
 
 
 def workload(model: str = "qwen3-30b-a3b", **given: object) -> Workload:
@@ -84,6 +85,7 @@ def test_a_baseline_neutralises_the_backend_field_in_bridge(name: str) -> None:
     assert found.bridge_overrides == (
         f"model.moe_token_dispatcher_type={name}",
         "model.moe_flex_dispatcher_backend=null",
+        *(f"model.{field}=null" for field in SM_FIELDS),
     )
     assert not any("backend" in argument for argument in found.megatron_lm_args)
 
@@ -108,12 +110,14 @@ def test_bridge_overrides_of_a_flex_backend_pin_the_unified_sm_count() -> None:
         "model.moe_token_dispatcher_type=flex",
         "model.moe_flex_dispatcher_backend=deepep",
         "model.moe_flex_dispatcher_num_sms=24",
+        "model.moe_deepep_num_sms=null",
+        "model.moe_hybridep_num_sms=null",
     )
 
 
 def test_an_open_sm_count_clears_what_a_recipe_may_have_set_for_any_backend() -> None:
     overrides = emitted("hybridep").bridge_overrides
-    for field in ("moe_flex_dispatcher_num_sms", "moe_deepep_num_sms", "moe_hybridep_num_sms"):
+    for field in SM_FIELDS:
         assert f"model.{field}=null" in overrides
     assert not any("num_sms" in override for override in emitted("hybridep", "0.18").bridge_overrides)
 

@@ -11,7 +11,10 @@ import pytest
 
 from moe_dispatch.core.choice import Choice
 from moe_dispatch.core.errors import UsageError
+from moe_dispatch.core.finding import Severity
 from moe_dispatch.core.registry import load_backends
+from moe_dispatch.megatron.inputs.read import Declared, read_config
+from moe_dispatch.megatron.lint import lint
 from moe_dispatch.megatron.plan.build import differences, matched_plan
 from moe_dispatch.megatron.plan.model import STAGES, MatchedPlan, read_plan
 from moe_dispatch.megatron.plan.scripts import write_plan
@@ -88,12 +91,36 @@ def test_backends_without_an_arm_are_named_with_the_reason() -> None:
     assert "ncclep" not in plan_for(core_version="0.20").left_out
 
 
-def test_bridge_has_no_deepep_arm_where_it_would_be_replaced() -> None:
-    bridge = plan_for("gb200", 4, 16, framework="megatron-bridge")
-    assert "alltoall" in bridge.left_out["deepep"]
+@pytest.mark.parametrize("framework", ["megatron-lm", "megatron-bridge"])
+def test_an_arm_that_lint_calls_wrong_is_left_out(framework: str) -> None:
+    bridge = plan_for("gb200", 4, 16, framework=framework)
+    assert "GB200" in bridge.left_out["deepep"]
     assert [arm.choice.dispatcher for arm in bridge.arms_of("decide")] == ["alltoall", "hybridep"]
-    hgx = plan_for(framework="megatron-bridge")
-    assert "deepep" not in hgx.left_out
+    assert "deepep" not in plan_for(framework=framework).left_out
+
+
+RELEASES = ["0.16", "0.17", "0.18", "0.19", "0.20"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "version"),
+    # Bridge's recipes of today hold a field that 0.16 does not have.
+    [("megatron-lm", version) for version in RELEASES] + [("megatron-bridge", version) for version in RELEASES[1:]],
+)
+@pytest.mark.parametrize(("site", "nodes", "ep"), [("h100", 2, 16), ("h100", 1, 8), ("gb200", 16, 64), ("b200", 4, 8)])
+def test_every_arm_reads_back_without_an_error_or_a_warning(
+    site: str, nodes: int, ep: int, framework: str, version: str
+) -> None:
+    where = declared_site(site, nodes)
+    plan = plan_for(site, nodes, ep, framework=framework, core_version=version)
+    assert len(plan.arms) > 3
+    for arm in plan.arms:
+        declared = Declared(core_version=version, world_size=where.ranks, environment=arm.environment)
+        result = lint(read_config(arm.command, declared), where)
+        assert [f.message for f in result.findings if f.severity is not Severity.INFO] == []
+        backend = arm.choice.dispatcher if arm.choice.dispatcher != "alltoall" else None
+        assert result.effective is not None
+        assert result.effective.backend == backend
 
 
 def test_cost_is_the_runs_times_their_time() -> None:

@@ -101,6 +101,7 @@ def emit(
     demands = draft.table.backend(mapping.flex_backend)
     _select(draft, mapping)
     _sm_count(draft, spec, mapping, knobs)
+    _clear_other_sm_fields(draft)
     _other_knobs(draft, spec, mapping, demands, knobs)
     _routing(draft, workload, benchmark_routing)
     if workload is not None:
@@ -181,10 +182,19 @@ def _sm_count(draft: Draft, spec: BackendSpec, mapping: MegatronMapping, knobs: 
         raise UsageError(f"{spec.name}: Megatron-Core {draft.version} has no field for {mapping.sm_knob}")
     if value is not None:
         draft.set(name, value)
-    elif unified:
-        # A recipe's value of any SM field, even another backend's, would reach this backend; the library must choose.
-        for recipe_field in (name, *draft.table.legacy_sm_fields):
-            draft.override(recipe_field, None)
+
+
+def _clear_other_sm_fields(draft: Draft) -> None:
+    """In Bridge, where a recipe may have set any backend's SM field: with the unified one, it would reach this backend.
+
+    Older releases read each backend's own field, and their defaults are numbers that null would replace.
+    """
+    if not draft.table.has(UNIFIED_SM_FIELD, draft.version):
+        return
+    given = {word.partition("=")[0].removeprefix("model.") for word in draft.overrides}
+    for name in (UNIFIED_SM_FIELD, *draft.table.legacy_sm_fields):
+        if name not in given:
+            draft.override(name, None)
 
 
 def _other_knobs(

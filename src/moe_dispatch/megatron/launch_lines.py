@@ -91,9 +91,16 @@ def _bridge(emitted: Emitted, workload: Workload, site: Site | None, steps: int)
         *_harness_flags(emitted),
         f"model.virtual_pipeline_model_parallel_size={layout.vpp if layout.vpp > 1 else 'null'}",
         *("model.moe_shared_expert_overlap=false", "comm_overlap.overlap_moe_expert_parallel_comm=false"),
-        *("comm_overlap.delay_wgrad_compute=false", "model.moe_router_dtype=fp32", "model.moe_permute_fusion=true"),
+        *("comm_overlap.delay_wgrad_compute=false", "model.delay_wgrad_compute=false"),
+        f"model.sequence_parallel={'true' if layout.uses_sequence_parallel else 'false'}",
+        *("model.moe_router_dtype=fp32", "model.moe_permute_fusion=true"),
         *("rng.seed=1234", "logger.log_interval=1", "logger.log_throughput=true", "logger.filter_warnings=false"),
         *emitted.bridge_overrides,
+        *(
+            f"env_vars.{name}={value}"
+            for name, value in environment(emitted, workload, site).items()
+            if name not in emitted.environment
+        ),
         *emitted.benchmark_only_overrides,
     )
 

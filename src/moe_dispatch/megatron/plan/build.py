@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from moe_dispatch.core.backend import BackendSpec
 from moe_dispatch.core.choice import Choice, KnobValue
 from moe_dispatch.core.errors import MoeDispatchError, UsageError
+from moe_dispatch.core.finding import Severity
 from moe_dispatch.megatron.configuration import DEFAULT_CORE_VERSION, Emitted, emit
-from moe_dispatch.megatron.fields import load_fields
+from moe_dispatch.megatron.inputs.read import Declared, read_config
 from moe_dispatch.megatron.launch_lines import bridge_inside, environment, megatron_lm, nodes_of, training_notes
+from moe_dispatch.megatron.lint import lint
 from moe_dispatch.megatron.plan.cost import costs_of
 from moe_dispatch.megatron.plan.model import Framework, MatchedPlan, PlannedArm, Run, Stage
 from moe_dispatch.site.model import Site
@@ -69,24 +71,13 @@ def matched_plan(
         raise UsageError(f"--launches {launches} must be at least 1", "a winner needs five launches")
     refused = dict(left_out or {})
     accepted: list[Choice] = []
+    writer = _Writer(specs, workload, site, framework, core_version)
     for choice in choices:
-        try:
-            emitted = emit(choice, specs[choice.dispatcher], workload, site, core_version)
-        except MoeDispatchError as error:
-            refused[choice.dispatcher] = error.message
-            continue
-        demands = load_fields().backend(
-            mapping.flex_backend if (mapping := specs[choice.dispatcher].megatron) else None
-        )
-        if not emitted.shipped:
-            refused[choice.dispatcher] = "Megatron ships no such dispatcher, so there is no training arm for it"
-        elif emitted.other_workload:
-            refused[choice.dispatcher] = emitted.other_workload
-        elif framework == "megatron-bridge" and site.gpu in demands.exchange.refused_on:
-            refused[choice.dispatcher] = demands.refused_text.format(gpu=(site.gpu or "").upper())
+        reason = writer.refusal(choice)
+        if reason:
+            refused[choice.dispatcher] = reason
         else:
             accepted.append(choice)
-    writer = _Writer(specs, workload, site, framework, core_version)
     screened = [each for choice in accepted for each in writer.screened(choice)]
     arms = writer.arms("screen", baseline, screened) if screened else []
     arms += [arm for stage in _COMPARED for arm in writer.arms(stage, baseline, accepted)]
@@ -121,6 +112,23 @@ class _Writer:
     ) -> None:
         self.specs, self.workload, self.site = specs, workload, site
         self.framework, self.version = framework, version
+
+    def refusal(self, choice: Choice) -> str:
+        """Why a choice gets no arm here; empty when it does. An arm that lint calls wrong would only burn GPU-hours."""
+        try:
+            emitted = self.emitted(choice, "decide")
+        except MoeDispatchError as error:
+            return error.message
+        if not emitted.shipped:
+            return "Megatron ships no such dispatcher, so there is no training arm for it"
+        if emitted.other_workload:
+            return emitted.other_workload
+        arm = self._arm("decide", choice, None)
+        declared = Declared(
+            core_version=self.version, world_size=self.workload.layout.world, environment=arm.environment
+        )
+        findings = lint(read_config(arm.command, declared), self.site).findings
+        return "; ".join(finding.message for finding in findings if finding.severity is Severity.ERROR)
 
     def emitted(self, choice: Choice, stage: Stage) -> Emitted:
         spec = self.specs[choice.dispatcher]

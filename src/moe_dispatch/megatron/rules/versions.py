@@ -37,7 +37,7 @@ def field_not_in_release(job: Job) -> Iterator[Hit]:
         return
     for name, value in _given(job):
         known = settings_fields().get(name) or other_fields().get(name)
-        if known is not None and not known.exists_in(version) and value.value not in (None, False):
+        if known is not None and not known.exists_in(version) and value.value not in (None, False, ()):
             exists = f"since {known.since}" if known.since and not known.until else f"up to {known.until}"
             fix = _REPLACED.get(name) or "leave it out, or use a release that has it"
             yield Hit({"field": name, "origin": value.origin, "version": version, "exists": exists, "fix": fix})
