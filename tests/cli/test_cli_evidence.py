@@ -35,7 +35,7 @@ def test_sections_are_titled_and_inferred_dispatchers_marked(tmp_path: Path) -> 
     shown = run("--model", "qwen3-235b-a22b", "--hardware", "h100", "--limit", "0", cwd=tmp_path)
     assert "Published training steps: 24" in shown
     assert "Recipes in force (configuration, not measurement)" in shown
-    assert "all: model qwen3-235b-a22b, hardware h100" in shown
+    assert "all: model qwen3-235b-a22b, on 256 x h100" in shown
     assert "alltoall~" in shown
     assert "~ dispatcher inferred, not stated" in shown
 

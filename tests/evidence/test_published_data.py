@@ -46,6 +46,13 @@ def test_exported_schema_is_current() -> None:
     assert (ROOT / "docs/schema/published-evidence.schema.json").read_text(encoding="utf-8") == schema_text()
 
 
+def test_the_page_explains_every_label_and_every_finding(shipped: Report) -> None:
+    page = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
+    rows = [row for rows in shipped.rows.values() for row in rows]
+    words = {label for row in rows for label in row.labels} | {each.check for row in rows for each in row.findings}
+    assert not {word for word in words if f"`{word}`" not in page}
+
+
 def test_models_of_the_catalogue_go_by_its_names_and_not_by_aliases(shipped: Report) -> None:
     aliases = {alias for entry in list_models() for alias in entry.aliases} - {entry.name for entry in list_models()}
     assert not {row.model for rows in shipped.rows.values() for row in rows} & aliases

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from moe_dispatch.evidence.closest import EvidenceQuery
 
 _SHOWN = 20
+_LOG_WIDTH = 240
+"""Ids, dispatchers with their build and labels are long; a terminal keeps its own width."""
 
 
 def evidence(
@@ -146,7 +148,7 @@ def _show(question: Question, answer: Answer, limit: int) -> None:
         table = closest_table(matches) if question.query else table_of(section.kind, section.rows[:shown])
         if table.shared:
             print("all: " + ", ".join(f"{heading} {value}" for heading, value in table.shared.items()))
-        print_table(table.headings, table.rows)
+        print_table(table.headings, table.rows, _LOG_WIDTH)
         if section.undated:
             print(f"{section.undated} more have no date.")
     if answer.sections:

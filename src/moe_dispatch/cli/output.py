@@ -25,7 +25,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], log_width: int = _LOG_WIDTH) -> None:
     """A table on stdout; columns of numbers are aligned to the right, names in the first one stay whole."""
     from rich import box
     from rich.console import Console
@@ -40,7 +40,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
     for row in kept:
         table.add_row(*(Text(str(value)) for value in row))
     # A log or a pipe has no width to keep to: columns that are folded there are hard to read and to search.
-    Console(soft_wrap=False, width=None if sys.stdout.isatty() else _LOG_WIDTH).print(table)
+    Console(soft_wrap=False, width=None if sys.stdout.isatty() else log_width).print(table)
 
 
 def _plain(value: Any) -> Any:

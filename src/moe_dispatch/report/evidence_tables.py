@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from moe_dispatch.evidence.published.pairs import KnobRow, Paired, PairRow
-from moe_dispatch.evidence.published.rows import MicroRow, RecipeRow, Row, TrainingRow
+from moe_dispatch.evidence.published.rows import MicroRow, RecipeRow, Row, Settings, TrainingRow
 from moe_dispatch.report.evidence_export import document
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ def _training(row: TrainingRow) -> tuple[object, ...]:
 
 def _pair(row: PairRow) -> tuple[object, ...]:
     mark = _mark(row)
-    arms = (row.baseline.label, f"{row.treatment.label}{mark}")
+    arms = f"{row.baseline.label} -> {row.treatment.label}{mark}"
     speedup = "" if row.speedup is None else f"{row.speedup:.3f}"
-    return (*_about(row), _cell(row.micro_batch), *arms, speedup, row.isolation, _month(row), _labels(row))
+    return (*_about(row), _cell(row.micro_batch), arms, speedup, row.isolation, _month(row), _labels(row))
 
 
 def _knob(row: KnobRow) -> tuple[object, ...]:
@@ -130,7 +130,7 @@ def _micro(row: MicroRow) -> tuple[object, ...]:
 
 
 def _own(row: OwnRow) -> tuple[object, ...]:
-    about = (row.id, row.model, row.hardware, _cell(row.gpus), _cell(row.ep), _cell(row.precision))
+    about = (row.id, row.model, _where(row), _cell(row.ep), _cell(row.precision))
     return (*about, row.choice, row.stage, row.level, _latency(row), ", ".join(row.labels))
 
 
@@ -145,7 +145,7 @@ def _latency(row: OwnRow) -> str:
 
 def _who(row: Row) -> str:
     if isinstance(row, PairRow):
-        return f"{row.baseline.label} / {row.treatment.label}{_mark(row)}"
+        return f"{row.baseline.label} -> {row.treatment.label}{_mark(row)}"
     if isinstance(row, TrainingRow):
         return _dispatcher(row)
     return f"{', '.join(row.dispatchers)}{_mark(row)}"
@@ -167,7 +167,12 @@ def _mark(row: Row) -> str:
 
 
 def _about(row: TrainingRow | PairRow | KnobRow | RecipeRow) -> tuple[object, ...]:
-    return (_name(row), row.model, row.hardware, _cell(row.gpus), _cell(row.ep), _cell(row.precision))
+    return (_name(row), row.model, _where(row), _cell(row.ep), _cell(row.precision))
+
+
+def _where(row: Settings) -> str:
+    """`256 x gb200`."""
+    return f"{row.gpus or '?'} x {row.hardware or 'any'}"
 
 
 def _name(row: Row) -> str:
@@ -195,10 +200,10 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if value < 1e4 else f"{value:.0f}"
 
 
-_ABOUT = ("id", "model", "hardware", "GPUs", "EP", "precision")
+_ABOUT = ("id", "model", "on", "EP", "precision")
 _TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[object, ...]]]] = {
     "training": ((*_ABOUT, "dispatcher", "step s", "TFLOP/s", "tokens/s/GPU", "date", "labels"), _training),
-    "ab": ((*_ABOUT, "MBS", "baseline", "treatment", "speed-up", "isolates", "date", "labels"), _pair),
+    "ab": ((*_ABOUT, "MBS", "dispatchers", "speed-up", "isolates", "date", "labels"), _pair),
     "knob": ((*_ABOUT, "dispatcher", "setting", "speed-up", "differs too", "date"), _knob),
     "recipe": ((*_ABOUT, "dispatcher", "SMs", "layout", "EP overlap", "graphs", "task"), _recipe),
     "micro": (
