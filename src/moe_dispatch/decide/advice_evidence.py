@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +13,9 @@ from moe_dispatch.evidence.published.pairs import Arm
 from moe_dispatch.evidence.published.rows import Settings
 
 S = TypeVar("S", bound=Settings)
-ClaimKind = Literal["recipe in force", "measured pair", "best published step"]
+ClaimKind = Literal["recipe in force", "recipe variant", "measured pair", "best published step"]
+USUAL_SEQUENCE = 4096
+"""Tokens of a sequence in most published runs; others are said."""
 NEAREST = 3
 """Rows of each kind that advice shows; `evidence` shows all."""
 
@@ -45,20 +47,22 @@ class Claim(_Data):
     """What one source says of a dispatcher for this model on this hardware.
 
     Fields:
-        favours: whether it prefers it to others: a recipe, the faster arm of a pair, the best step of all. The best
-            steps of other dispatchers stand beside it, and differ in more than the dispatcher.
+        favours: whether it prefers it to others: a recipe in force, the faster arm of a pair, the best step of all.
+            Variants of a recipe and the best steps of other dispatchers stand beside it.
+        over: to which others; empty means to all.
     """
 
     dispatcher: str
     kind: ClaimKind
     favours: bool
+    over: tuple[str, ...] = ()
     statement: str
     date: str
     source: str
 
 
 class Claims(_Data):
-    """All of them; they conflict when they favour several dispatchers."""
+    """All of them."""
 
     claims: tuple[Claim, ...] = ()
 
@@ -68,9 +72,20 @@ class Claims(_Data):
         return tuple(dict.fromkeys(claim.dispatcher for claim in self.claims if claim.favours))
 
     @property
-    def conflict(self) -> bool:
-        """Whether sources contradict each other."""
-        return len(self.favoured) > 1
+    def conflict(self) -> tuple[str, ...]:
+        """Dispatchers of which one source favours the first over the second and another the second over the first."""
+        favouring = [claim for claim in self.claims if claim.favours]
+        against = [
+            one.dispatcher
+            for one in favouring
+            if any(_contradict(one, other) and _contradict(other, one) for other in favouring)
+        ]
+        return tuple(dict.fromkeys(against))
+
+
+def _contradict(one: Claim, other: Claim) -> bool:
+    """Whether the first is favoured over the second."""
+    return one.dispatcher != other.dispatcher and (not one.over or other.dispatcher in one.over)
 
 
 def nearest_pairs(query: EvidenceQuery, pairs: Iterable[PairRow], limit: int = NEAREST) -> tuple[NearRow, ...]:
@@ -88,12 +103,13 @@ def nearest_steps(query: EvidenceQuery, rows: Iterable[TrainingRow], limit: int 
 def recipes_in_force(
     query: EvidenceQuery, recipes: Iterable[RecipeRow], limit: int = NEAREST
 ) -> tuple[tuple[NearRow, RecipeRow], ...]:
-    """Recipes of this model for this hardware, performance recipes first, nearest first."""
+    """Recipes of this model for this hardware: performance recipes, without variants, nearest first."""
     kept = [row for row in recipes if row.model == query.model and row.hardware == query.hardware]
-    found: list[Match[RecipeRow]] = []
-    for series in ("performance", "library"):
-        found += closest(query, [row for row in kept if row.series == series])
-    return tuple((_near(match, "recipe", recipe_text(match.row)), match.row) for match in found[:limit])
+    matches = sorted(
+        closest(query, kept),
+        key=lambda match: (match.row.series != "performance", match.row.variant != "", match.distance),
+    )
+    return tuple((_near(match, "recipe", recipe_text(match.row)), match.row) for match in matches[:limit])
 
 
 def claims_of(
@@ -104,25 +120,31 @@ def claims_of(
 ) -> Claims:
     """What sources favour for this model on this hardware, in this width of precision."""
     found = [
-        _claim(recipe, recipe.dispatcher, "recipe in force", recipe_text(recipe))
+        _claim(
+            recipe, "recipe variant" if recipe.variant else "recipe in force", recipe_text(recipe), recipe.dispatcher
+        )
         for recipe in _alike(query, recipes)
         if recipe.series == "performance" and recipe.basis != "unknown"
     ]
-    found += [
-        _claim(pair, pair.winner.dispatcher, "measured pair", pair_text(pair))
-        for pair in _alike(query, pairs)
-        if pair.winner is not None and pair.baseline.dispatcher != pair.treatment.dispatcher
-    ]
+    for pair in _alike(query, pairs):
+        arms = {pair.baseline.dispatcher, pair.treatment.dispatcher}
+        if pair.winner is not None and len(arms) > 1:
+            over = tuple(arms - {pair.winner.dispatcher})
+            found.append(_claim(pair, "measured pair", pair_text(pair), pair.winner.dispatcher, over=over))
+    return Claims(claims=(*found, *_best_steps(_alike(query, rows))))
+
+
+def _best_steps(rows: Iterable[TrainingRow]) -> Iterator[Claim]:
+    """The best current step of each dispatcher; only the best of all favours its dispatcher."""
     best: dict[str, TrainingRow] = {}
-    for row in _alike(query, rows):
+    for row in rows:
         if row.basis == "stated" and row.tflops_per_gpu and row.measured == "train_step" and _is_current(row):
             known = best.get(row.dispatcher)
             if known is None or row.tflops_per_gpu > (known.tflops_per_gpu or 0):
                 best[row.dispatcher] = row
     top = max((row.tflops_per_gpu or 0 for row in best.values()), default=0)
     for name, row in best.items():
-        found.append(_claim(row, name, "best published step", step_text(row), row.tflops_per_gpu == top))
-    return Claims(claims=tuple(found))
+        yield _claim(row, "best published step", step_text(row), name, favours=row.tflops_per_gpu == top)
 
 
 def pair_text(pair: PairRow) -> str:
@@ -140,7 +162,7 @@ def _arm_text(arm: Arm) -> str:
 
 
 def step_text(row: TrainingRow) -> str:
-    """The dispatcher and how it is known, its figures, and what is known of the run: `A (stated): 20.15 s a step; ...`."""
+    """The dispatcher and how it is known, its figures, and the run: `A (stated): 20.15 s a step; ...`."""
     numbers = []
     if row.step_s is not None:
         numbers.append(f"{row.step_s:.2f} s a step")
@@ -163,6 +185,8 @@ def settings_text(row: Settings) -> str:
     for name, size in (("EP", row.ep), ("TP", row.tp), ("PP", row.pp), ("VPP", row.vpp)):
         if size is not None and (size > 1 or name == "EP"):
             parts.append(f"{name} {size}")
+    if row.seq_length not in (None, USUAL_SEQUENCE):
+        parts.append(f"sequence {row.seq_length}")
     if row.micro_batch is not None:
         parts.append(f"MBS {row.micro_batch}")
     if row.ep_overlap is not None:
@@ -191,13 +215,28 @@ def _near(match: Match[S], kind: Literal["pair", "training", "recipe"], statemen
     )
 
 
-def _claim(row: Settings, dispatcher: str, kind: ClaimKind, statement: str, favours: bool = True) -> Claim:
+def _claim(
+    row: Settings,
+    kind: ClaimKind,
+    statement: str,
+    dispatcher: str,
+    *,
+    favours: bool = True,
+    over: tuple[str, ...] = (),
+) -> Claim:
     return Claim(
-        dispatcher=dispatcher, kind=kind, favours=favours, statement=statement, date=row.date, source=row.source
+        dispatcher=dispatcher,
+        kind=kind,
+        favours=favours and kind != "recipe variant",
+        over=over,
+        statement=statement,
+        date=row.date,
+        source=row.source,
     )
 
 
 def _alike(query: EvidenceQuery, rows: Iterable[S]) -> list[S]:
+    """Rows of this model and hardware, in this width of precision, with sequences of about this length."""
     width = (query.precision or "").split("_")[0]
     return [
         row
@@ -205,7 +244,13 @@ def _alike(query: EvidenceQuery, rows: Iterable[S]) -> list[S]:
         if row.model == query.model
         and row.hardware == query.hardware
         and (row.precision is None or row.precision.split("_")[0] == width)
+        and not _other_length(query.seq_length, row.seq_length)
     ]
+
+
+def _other_length(ours: int | None, theirs: int | None) -> bool:
+    """Whether both are known and one is more than twice the other."""
+    return ours is not None and theirs is not None and max(ours, theirs) > 2 * min(ours, theirs)
 
 
 def _is_current(row: TrainingRow) -> bool:

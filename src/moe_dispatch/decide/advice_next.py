@@ -30,8 +30,11 @@ def next_measurements(
     ungated = [one.name for one in ready if one.candidate.gate == "not_gated" and one.name in packages]
     if ungated:
         lines.append(f"whether {', '.join(ungated)} import and move tokens in the job's container")
-    lines += _comparisons(ready, claims)
-    for one in ready[:2]:
+    arms = _arms(ready, claims)
+    if arms:
+        why = ": published claims for this model here disagree" if claims.conflict else ""
+        lines.append(f"{BASELINE} against {' and '.join(one.name for one in arms)}, on one stack{why}")
+    for one in arms:
         lines += [
             f"{one.name}: {knob.knob} over {', '.join(map(str, knob.sweep))}, before it is compared"
             for knob in one.knobs
@@ -40,11 +43,6 @@ def next_measurements(
     return (*lines, "the winner once more with natural routing")
 
 
-def _comparisons(ready: Sequence[CandidateAdvice], claims: Claims) -> list[str]:
-    names = [one.name for one in ready]
-    favoured = [name for name in claims.favoured if name in names]
-    arms = " and ".join(list(dict.fromkeys([*favoured, *names]))[:2])
-    if not arms:
-        return []
-    why = "on one stack: published claims for this model here disagree" if claims.conflict else "on one stack"
-    return [f"{BASELINE} against {arms}, {why}"]
+def _arms(ready: Sequence[CandidateAdvice], claims: Claims) -> list[CandidateAdvice]:
+    """The two to compare with the baseline first: what sources favour here, then the order of the guide."""
+    return sorted(ready, key=lambda one: one.name not in claims.favoured)[:2]

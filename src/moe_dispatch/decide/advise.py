@@ -100,7 +100,7 @@ def advise(question: Question) -> Advice:
     return Advice(
         workload=workload.contract_fields(),
         site=site.name,
-        site_summary=site.summary,
+        site_summary=_site_summary(site),
         stage=question.stage,
         core_version=question.core_version,
         ceiling=question.ceiling,
@@ -257,6 +257,11 @@ def _remarks(topic: PracticeTopic, at: Situation) -> tuple[Remark, ...]:
 
 def _holding(topic: PracticeTopic, at: Situation) -> list[Practice]:
     return [one for one in load_practice() if one.topic == topic and one.when.holds(at)]
+
+
+def _site_summary(site: Site) -> str:
+    known = site.device == "cpu" or site.gpus_per_node
+    return site.summary if known else f"{site.name} (declared): an accelerator that the catalogue does not know"
 
 
 def _job_findings(advised: Sequence[CandidateAdvice]) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from moe_dispatch.core.backend import BackendSpec
 from moe_dispatch.core.errors import MoeDispatchError
-from moe_dispatch.decide.advice_evidence import claims_of, recipe_text, settings_text, step_text
+from moe_dispatch.decide.advice_evidence import USUAL_SEQUENCE, claims_of, recipe_text, settings_text, step_text
 from moe_dispatch.decide.card import (
     BestMeasured,
     Evidence,
@@ -117,9 +117,9 @@ def _status(hardware: str, models: Sequence[str], rows: CardRows) -> Status:
     favoured: dict[str, None] = {}
     for model in models:
         for precision in sorted({row.precision or "" for row in (*pairs, *steps, *recipes) if row.model == model}):
-            query = EvidenceQuery(model=model, hardware=hardware, precision=precision)
+            query = EvidenceQuery(model=model, hardware=hardware, precision=precision, seq_length=USUAL_SEQUENCE)
             claims = claims_of(query, rows.pairs, rows.steps, rows.recipes)
-            favoured |= dict.fromkeys(claims.favoured if claims.conflict else ())
+            favoured |= dict.fromkeys(claims.conflict)
     return Status(
         word=word,
         pairs=len(pairs),

@@ -152,9 +152,10 @@ def _states_world(workload: str) -> bool:
 def _ceiling(request: AdviceRequest) -> Ceiling:
     if request.record is None:
         return ceiling(request.exposed_share)
-    from moe_dispatch.evidence.store import load_record
+    from moe_dispatch.evidence.store import RECORD_FILE, load_record
 
-    found = load_record(Path(request.record))
+    path = Path(request.record)
+    found = load_record(path / RECORD_FILE if path.is_dir() else path)
     if isinstance(found, Finding):
         raise UsageError(f"--record {request.record}: {found.message}", "; ".join(found.advice))
     return ceiling_of_record(found)

@@ -95,7 +95,7 @@ def _state(one: CandidateAdvice) -> str:
     if not one.candidate.included:
         return "left out"
     if one.blocked:
-        return "cannot run as this is laid out"
+        return "does not run here as it is"
     return "" if one.candidate.gate == "not_gated" else one.candidate.gate
 
 

@@ -28,13 +28,14 @@ def show_evidence(advice: Advice, console: Console) -> None:
 def _show_claims(claims: Claims, console: Console) -> None:
     if not claims.conflict:
         return
-    heading(console, f"Published claims for this model here conflict: {' | '.join(claims.favoured)}")
+    heading(console, f"Published claims for this model here conflict: {' | '.join(claims.conflict)}")
     shown: set[tuple[str, str]] = set()
     for claim in sorted(claims.claims, key=lambda one: (one.dispatcher, not one.favours)):
         key = (claim.dispatcher, claim.kind)
         if key not in shown:
             shown.add(key)
-            beside = "" if claim.favours else ", beside a better one of another dispatcher"
+            best = claim.favours or claim.kind != "best published step"
+            beside = "" if best else ", beside a better one of another dispatcher"
             bullet(console, f"{claim.dispatcher}: {claim.kind}{beside}: {claim.statement} ({claim.date or 'undated'})")
 
 
