@@ -98,6 +98,11 @@ def test_nothing_found_helps_and_is_no_failure(tmp_path: Path) -> None:
         (("--closest", "qwen3-30b-a3b", "--ep", "16", "--site", "h101"), "unknown site 'h101'"),
         (("--site", "h100"), "--site describes where a workload runs"),
         (("--kind", "own"), "--kind own needs a store"),
+        (("--ep", "0"), "--ep 0 must be at least 1"),
+        (
+            ("--closest", "qwen3-30b-a3b", "--ep", "16", "--site", "h100", "--nodes", "0"),
+            "--nodes 0 must be at least 1",
+        ),
         (("--own", "nowhere"), "store nowhere does not exist"),
         (("--kind", "ab", "--csv", "no/such/folder.csv"), "--csv no/such/folder.csv cannot be written"),
         (("--limit", "-1"), "--limit -1 must be 0 or more"),

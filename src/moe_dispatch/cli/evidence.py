@@ -45,14 +45,14 @@ def evidence(
     words: dict[str, Any] = {"model": model, "hardware": hardware, "dispatcher": dispatcher, "ep": ep}
     words |= {"precision": precision, "since": since, "stated": stated}
     options = {**words, "kind": kind, "sort": sort, "closest": closest, "site": site, "nodes": nodes, "csv": csv}
-    _refuse_contradictions(name, {key: value for key, value in options.items() if value not in (None, False)}, limit)
+    _refuse_contradictions(name, {key: value for key, value in options.items() if _is_given(value)}, limit)
     if name is not None:
         return _show_one(name, own, as_json)
     query = None
     if closest is not None:
         query = _query(closest, ep, precision, site, nodes)
         words |= {"ep": None, "precision": None}
-    if not any(value not in (None, False) for value in (*words.values(), kind, own, sort, query, csv, limit)):
+    if not any(_is_given(value) for value in (*words.values(), kind, own, sort, query, csv, limit)):
         return _overview(as_json)
     question = Question(words=words, kind=kind, own=own, sort=sort, query=query)
     answer = browse(question)
@@ -65,6 +65,11 @@ def evidence(
         if csv is not None:
             print(f"{sum(len(section.rows) for section in answer.sections)} rows written to {csv}")
     return 0
+
+
+def _is_given(value: object) -> bool:
+    """Whether an option was given; 0 is a value, to be refused where it is one that cannot be meant."""
+    return value is not None and value is not False
 
 
 def _refuse_contradictions(name: str | None, given: dict[str, Any], limit: int | None) -> None:
@@ -89,6 +94,8 @@ def _refuse_contradictions(name: str | None, given: dict[str, Any], limit: int |
             refuse(f"--{option} describes where a workload runs", "add --closest WORKLOAD, or filter by --hardware")
     if "nodes" in given and "site" not in given:
         refuse("--nodes counts the nodes of a site", "add --site")
+    if given.get("nodes", 1) < 1:
+        refuse(f"--nodes {given['nodes']} must be at least 1", "leave it out for one node")
 
 
 def _query(text: str, ep: int | None, precision: str | None, site: str | None, nodes: int | None) -> EvidenceQuery:
@@ -99,7 +106,8 @@ def _query(text: str, ep: int | None, precision: str | None, site: str | None, n
 
     exact = None if precision is None else training_precision(precision)
     workload = load_workload(text, ep=ep)
-    return query_of(workload, declared_site(site, nodes or 1) if site else None, exact)
+    where = None if site is None else declared_site(site, 1 if nodes is None else nodes)
+    return query_of(workload, where, exact)
 
 
 def _overview(as_json: bool) -> int:

@@ -106,7 +106,7 @@ def make_filter(
     """
     kept = list(rows)
     if ep is not None and ep < 1:
-        raise UsageError(f"--ep {ep} must be at least 1")
+        raise UsageError(f"--ep {ep} must be at least 1", "1 is no expert parallelism")
     hardware_keys = {row.hardware for row in kept if row.hardware}
     return Filter(
         models=None if model is None else _models(model, {row.model for row in kept if row.model}),
