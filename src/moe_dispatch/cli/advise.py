@@ -92,7 +92,7 @@ def advise(
         print_json(advice)
     else:
         from moe_dispatch.report.advice import show_advice
-        from moe_dispatch.report.terminal import make_console, show_findings
+        from moe_dispatch.report.findings import make_console, show_findings
 
         console = make_console()
         show_advice(advice, console)
@@ -105,7 +105,7 @@ def _show_explained(explained: Explained, as_json: bool) -> int:
         print_json(explained)
         return 0
     from moe_dispatch.report.advice import show_explained
-    from moe_dispatch.report.terminal import make_console
+    from moe_dispatch.report.findings import make_console
 
     show_explained(explained, make_console())
     return 0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 
@@ -18,9 +17,7 @@ def heading(console: Console, title: str) -> None:
 
 def bullet(console: Console, line: str, indent: int = 1) -> None:
     """One item, wrapped with a hanging indent."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_row(" " * indent + "-", Text(line))
-    console.print(grid)
+    _wrapped(console, line, " " * indent + "- ", " " * (indent + 2))
 
 
 def items(console: Console, lines: Iterable[str], indent: int = 1) -> None:
@@ -32,7 +29,7 @@ def items(console: Console, lines: Iterable[str], indent: int = 1) -> None:
 def note(console: Console, line: str, indent: int, *, wrap: bool = True) -> None:
     """A line in the background; one that is copied is not wrapped."""
     if wrap:
-        console.print(Padding(Text(line, style="dim"), (0, 0, 0, indent)))
+        _wrapped(console, line, " " * indent, " " * indent, style="dim")
     else:
         console.print(Text(" " * indent + line, style="dim"), soft_wrap=True)
 
@@ -41,3 +38,9 @@ def settings(console: Console, title: str, arguments: Sequence[str]) -> None:
     """Arguments on one line, to copy."""
     if arguments:
         console.print(Text(f"    {title}: {' '.join(arguments)}"), soft_wrap=True)
+
+
+def _wrapped(console: Console, line: str, first: str, rest: str, style: str = "") -> None:
+    """Wrapped here: rich takes a hundred times as long for the same, and a page has hundreds of lines."""
+    text = textwrap.fill(line, console.width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    console.print(Text(text, style=style), soft_wrap=True)
