@@ -10,7 +10,7 @@ from decide_records import SIMPLICITY, arm_records, record
 
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.core.finding import Severity
-from moe_dispatch.decide.contract import REQUIRED
+from moe_dispatch.decide.contract_table import contract_table
 from moe_dispatch.decide.verdict import Verdict, VerdictKind, decide
 from moe_dispatch.evidence.record import Contract, Provenance, RunRecord, RunStatus
 
@@ -52,8 +52,9 @@ def test_fields_that_all_records_leave_out_are_unknown() -> None:
     ]
     verdict = judged(records)
     assert verdict.kind is VerdictKind.INCONCLUSIVE
-    assert set(verdict.contract.unknown) == set(REQUIRED)
-    assert judged(records, attest=REQUIRED).kind is VerdictKind.WINNER
+    required = contract_table().required(frozenset())
+    assert set(verdict.contract.unknown) == set(required)
+    assert judged(records, attest=required).kind is VerdictKind.WINNER
 
 
 def test_separate_jobs_on_one_host_may_win_and_on_two_hosts_not() -> None:

@@ -40,6 +40,8 @@ class ArmSummary(Model):
         labels: of this arm, arm-specific ones included.
         hosts: that ran it, in any launch.
         providers: what was behind the name (package and API); more than one means that records of two were pooled.
+        through_control: it ran in another environment; `median_us` is then its ratio to the control there times the
+            control's time here, so that it can be ranked.
     """
 
     choice: Choice
@@ -52,6 +54,7 @@ class ArmSummary(Model):
     labels: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     providers: tuple[str, ...] = ()
+    through_control: bool = False
 
     @property
     def label(self) -> str:
@@ -85,8 +88,8 @@ class Arm:
         self.label = self.choice.label
         self.records: dict[LaunchKey, RunRecord] = {}
         for record in sorted(records, key=lambda one: one.run_id):
-            self.records[LaunchKey(record.session, record.stage, record.launch, record.processes)] = record
-        self._phase = phase
+            self.records[_launch(record)] = record
+        self.phase = phase
 
     def samples(self, keys: Iterable[LaunchKey] | None = None) -> list[Samples]:
         """Latencies in microseconds per launch, in the order of the keys (default: all, sorted)."""
@@ -130,11 +133,11 @@ class Arm:
 
     def _latencies(self, record: RunRecord) -> list[float]:
         try:
-            return [iteration.latency_us[self._phase] for iteration in _iterations(record)]
+            return [iteration.latency_us[self.phase] for iteration in _iterations(record)]
         except KeyError:
             allowed = ", ".join(sorted(_iterations(record)[0].latency_us))
             raise UsageError(
-                f"phase {self._phase!r} was not measured in run {record.run_id}", f"allowed: {allowed}"
+                f"phase {self.phase!r} was not measured in run {record.run_id}", f"allowed: {allowed}"
             ) from None
 
 
@@ -220,12 +223,19 @@ def straggler_finding(arms: Iterable[Arm]) -> Finding | None:
     )
 
 
+def _launch(record: RunRecord) -> LaunchKey:
+    """Its set of processes; a record that shares its processes with no other arm is one of its own."""
+    alone = "" if record.contract.measure.get("visits") is not None else record.run_id
+    return LaunchKey(record.session, record.stage, record.launch, record.processes or alone)
+
+
 def _iterations(record: RunRecord) -> Sequence[Iteration]:
     assert record.performance is not None
     return record.performance.iterations
 
 
 def _hosts(record: RunRecord) -> Sequence[str]:
-    """Hosts of the ranks; that of the launcher where a record does not name them."""
+    """Hosts of the ranks; that of the launcher where a record does not name them, which says nothing of a log."""
     assert record.performance is not None
-    return record.performance.host_of_rank or (record.provenance.host,)
+    known = record.performance.host_of_rank or record.contract.site.get("hosts")
+    return tuple(known) if known else ("unknown hosts",) if record.training is not None else (record.provenance.host,)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from moe_dispatch.decide.arms import ArmStatus, gather
-from moe_dispatch.decide.compare import Comparison, ratio_of
+from moe_dispatch.decide.compare import Comparison
 from moe_dispatch.decide.contract import partition
 from moe_dispatch.decide.question import Question
-from moe_dispatch.decide.stats import CONFIDENCE, RESAMPLES, Interval
+from moe_dispatch.decide.ratios import Resampling
+from moe_dispatch.decide.stats import Interval
 from moe_dispatch.evidence.record import Model, RunStatus
 
 UNSTABLE = frozenset(
@@ -152,10 +153,7 @@ def skew_checks(question: Question, best: str, others: Iterable[str], threshold:
         arms = gather(group, phase)
         if best not in arms or not rivals & arms.keys():
             continue
-        pairs = {
-            label: ratio_of(arms[best], arms[label], confidence=CONFIDENCE, resamples=RESAMPLES, seed=0)
-            for label in sorted(rivals & arms.keys())
-        }
+        pairs = {label: Resampling().ratio(arms[best], arms[label]) for label in sorted(rivals & arms.keys())}
         against = max(pairs, key=lambda label: pairs[label].ratio)
         flipped = any(
             one.ratio > 1 and (one.low > 1 or math.log(one.ratio) > math.log1p(threshold)) for one in pairs.values()

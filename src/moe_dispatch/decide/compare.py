@@ -8,19 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from moe_dispatch.core.choice import Choice
-from moe_dispatch.core.finding import Finding, Severity
-from moe_dispatch.decide.arms import (
-    Arm,
-    ArmStatus,
-    ArmSummary,
-    common_memory_kind,
-    gather,
-    status_findings,
-    straggler_finding,
-    without_timing,
-)
-from moe_dispatch.decide.contract import ContractCheck, check, contract_findings, partition
-from moe_dispatch.decide.stats import CONFIDENCE, RESAMPLES, Interval, NoiseFloor, bootstrap_ratio, noise_floor
+from moe_dispatch.core.finding import Finding
+from moe_dispatch.decide.arms import Arm, ArmStatus, ArmSummary, common_memory_kind, gather, without_timing
+from moe_dispatch.decide.compare_notes import comparison_findings
+from moe_dispatch.decide.contract import ContractCheck, check, partition
+from moe_dispatch.decide.controls import ControlCheck, Environment, environments
+from moe_dispatch.decide.pareto import pareto
+from moe_dispatch.decide.ratios import Ratios, Resampling
+from moe_dispatch.decide.stats import CONFIDENCE, RESAMPLES, Interval, NoiseFloor
 from moe_dispatch.evidence.record import Model, RunRecord, RunStatus
 
 DEFAULT_BASELINE = "alltoall"
@@ -42,7 +37,8 @@ class Comparison(Model):
         arms: compared arms, fastest first.
         ratios: each arm against the baseline, and each against the fastest.
         noise: of the baseline; None when it cannot be split into halves.
-        contract: equal, different and unknown fields.
+        contract: equal, different, disclosed and unknown fields.
+        controls: other environments whose arms were, or could not be, compared through a control.
         excluded: labels of arms that ended `ok` under another contract.
         not_ranked: attempts without timing.
         pareto: labels of arms that no other arm beats in both time and memory; fastest first.
@@ -54,6 +50,7 @@ class Comparison(Model):
     ratios: tuple[ArmRatio, ...]
     noise: NoiseFloor | None
     contract: ContractCheck
+    controls: tuple[ControlCheck, ...]
     excluded: tuple[str, ...]
     not_ranked: tuple[ArmStatus, ...]
     pareto: tuple[str, ...]
@@ -88,7 +85,7 @@ def compare(
     """Compare the arms of one question (see `question.pose`).
 
     Of several contracts, the one with most arms is compared; arms that ran only under another are excluded and named
-    field by field.
+    field by field, unless they can be reached through control runs (see `controls`).
 
     Args:
         records: attempts of any status.
@@ -102,61 +99,67 @@ def compare(
     """
     ok = [record for record in records if record.status is RunStatus.OK]
     groups = sorted(partition(ok), key=lambda group: _rank_of_group(group, baseline))
-    chosen = groups[-1] if groups else []
-    rest = [record for group in groups[:-1] for record in group]
-    arms = gather(chosen, phase)
+    chosen = groups.pop() if groups else []
+    main = gather(chosen, phase)
+    how = Resampling(confidence=confidence, resamples=resamples, seed=seed)
+    base = _baseline([arm.choice for arm in main.values()], baseline, simplicity or {})
+    noise = how.noise(main[base.label], [arm for arm in main.values() if arm.choice != base]) if base else None
+    others = environments(chosen, main, base.label, groups[::-1], how) if base else []
+    joined = [one for one in others if one.found.tied]
+    arms = main | {label: arm for one in joined for label, arm in one.arms.items()}
+    used = [*chosen, *(record for one in joined for record in one.records)]
+    ids = {record.run_id for record in used}
+    rest = [record for record in ok if record.run_id not in ids]
+    controlled = {name for one in joined for name in one.found.fields}
+    contract = check(used, rest, attest, controlled=controlled)
     not_ranked = without_timing(records)
-    kind = common_memory_kind(arms.values())
-    summaries = sorted((arm.summary(kind) for arm in arms.values()), key=lambda one: one.median_us)
-    base = _baseline(summaries, baseline, simplicity or {})
-    how = _Resampling(confidence=confidence, resamples=resamples, seed=seed)
-    contract = check(chosen, rest, attest)
+    summaries, ratios = _measure(arms, base, joined, how)
+    checks = tuple(one.found for one in others)
     return Comparison(
-        baseline=base.choice if base else None,
+        baseline=base,
         arms=tuple(summaries),
-        ratios=_ratios(arms, summaries, base, how),
-        noise=_noise(arms, base, how),
+        ratios=ratios,
+        noise=noise,
         contract=contract,
+        controls=checks,
         excluded=tuple(sorted({record.choice.label for record in rest} - arms.keys())),
         not_ranked=not_ranked,
         pareto=pareto(summaries),
-        run_ids=tuple(sorted(record.run_id for arm in arms.values() for record in arm.records.values())),
-        findings=tuple(_findings(arms, contract, not_ranked, baseline, base)),
+        run_ids=tuple(
+            sorted(
+                record.run_id
+                for arm in (*arms.values(), *(one.control for one in joined))
+                for record in arm.records.values()
+            )
+        ),
+        findings=tuple(comparison_findings(arms, contract, checks, not_ranked, baseline, base)),
     )
 
 
-def ratio_of(left: Arm, right: Arm, *, confidence: float, resamples: int, seed: int) -> Interval:
-    """Time of one arm over another: paired over launches in which they ran interleaved, else launches independent.
-
-    Pairing that would leave out launches which both arms have is not worth it: a few on a resumed session ran apart.
-    """
-    shared = sorted(left.records.keys() & right.records.keys())
-    enough = len(shared) == min(len(left.records), len(right.records))
-    if shared and enough and left.interleaved and right.interleaved:
-        samples = left.samples(shared), right.samples(shared)
-        return bootstrap_ratio(*samples, confidence=confidence, resamples=resamples, seed=seed)
-    samples = left.samples(), right.samples()
-    return bootstrap_ratio(*samples, paired=False, confidence=confidence, resamples=resamples, seed=seed)
-
-
-def pareto(arms: Sequence[ArmSummary]) -> tuple[str, ...]:
-    """Labels of arms that no other beats in time without losing in memory; by time alone where memory is unknown."""
-
-    def beaten(arm: ArmSummary) -> bool:
-        here = (arm.median_us, arm.memory_bytes or 0)
-        pairs = [(other.median_us, other.memory_bytes or 0) for other in arms]
-        return any(time <= here[0] and memory <= here[1] and (time, memory) != here for time, memory in pairs)
-
-    return tuple(arm.label for arm in sorted(arms, key=lambda one: one.median_us) if not beaten(arm))
-
-
-class _Resampling(Model):
-    confidence: float
-    resamples: int
-    seed: int
-
-    def ratio(self, left: Arm, right: Arm) -> Interval:
-        return ratio_of(left, right, confidence=self.confidence, resamples=self.resamples, seed=self.seed)
+def _measure(
+    arms: Mapping[str, Arm], base: Choice | None, joined: Sequence[Environment], how: Resampling
+) -> tuple[list[ArmSummary], tuple[ArmRatio, ...]]:
+    """Summaries, fastest first, and each arm's ratio to the baseline and to the fastest."""
+    if base is None:
+        return [], ()
+    control_of = {label: one.control for one in joined for label in one.arms}
+    ratios = Ratios(arms, base.label, control_of, how)
+    kind = common_memory_kind(arms.values())
+    here = arms[base.label].summary(kind)
+    summaries = []
+    for label, arm in arms.items():
+        summary = arm.summary(kind)
+        if label in control_of:
+            ranked = here.median_us * ratios.of(label, base.label).ratio
+            summary = summary.model_copy(update={"median_us": ranked, "through_control": True})
+        summaries.append(summary)
+    summaries.sort(key=lambda one: one.median_us)
+    labels = [one.label for one in summaries]
+    pairs = [(label, base.label) for label in labels if label != base.label]
+    if labels[0] != base.label:
+        pairs += [(label, labels[0]) for label in labels if label not in (labels[0], base.label)]
+    found = (ArmRatio(arm=arm, against=against, interval=ratios.of(arm, against)) for arm, against in pairs)
+    return summaries, tuple(found)
 
 
 def _rank_of_group(group: Sequence[RunRecord], baseline: str | None) -> tuple[bool, int, int, str]:
@@ -166,91 +169,10 @@ def _rank_of_group(group: Sequence[RunRecord], baseline: str | None) -> tuple[bo
     return len(labels) > 1 and has_baseline, len(labels), len(group), max(record.run_id for record in group)
 
 
-def _baseline(arms: Sequence[ArmSummary], wanted: str | None, simplicity: Mapping[str, int]) -> ArmSummary | None:
-    def order(arm: ArmSummary) -> tuple[bool, bool, int, int, str]:
-        choice = arm.choice
+def _baseline(arms: Sequence[Choice], wanted: str | None, simplicity: Mapping[str, int]) -> Choice | None:
+    def order(choice: Choice) -> tuple[bool, bool, int, int, str]:
         asked = wanted is not None and wanted in (choice.label, choice.dispatcher)
         rank = simplicity.get(choice.dispatcher, len(simplicity))
         return not asked, choice.dispatcher != DEFAULT_BASELINE, rank, len(choice.knobs), choice.label
 
     return min(arms, key=order, default=None)
-
-
-def _ratios(
-    arms: Mapping[str, Arm], summaries: Sequence[ArmSummary], base: ArmSummary | None, how: _Resampling
-) -> tuple[ArmRatio, ...]:
-    if base is None:
-        return ()
-    fastest = summaries[0].label
-    pairs = [(one.label, base.label) for one in summaries if one.label != base.label]
-    pairs += [
-        (one.label, fastest) for one in summaries if one.label not in (fastest, base.label) and fastest != base.label
-    ]
-    return tuple(
-        ArmRatio(arm=arm, against=against, interval=how.ratio(arms[arm], arms[against])) for arm, against in pairs
-    )
-
-
-def _noise(arms: Mapping[str, Arm], base: ArmSummary | None, how: _Resampling) -> NoiseFloor | None:
-    if base is None:
-        return None
-    arm = arms[base.label]
-    others = [other for label, other in arms.items() if label != base.label]
-    paired = arm.interleaved and all(arm.records.keys() & other.records.keys() for other in others)
-    return noise_floor(
-        arm.samples(),
-        arm.visits(),
-        paired=paired,
-        confidence=how.confidence,
-        resamples=how.resamples,
-        seed=how.seed,
-    )
-
-
-def _findings(
-    arms: Mapping[str, Arm],
-    contract: ContractCheck,
-    not_ranked: Sequence[ArmStatus],
-    wanted: str | None,
-    base: ArmSummary | None,
-) -> list[Finding]:
-    findings = contract_findings(contract, arms if len(arms) > 1 else ())
-    if wanted and base and wanted not in (base.choice.label, base.choice.dispatcher):
-        findings.append(
-            Finding(
-                id="baseline-missing",
-                severity=Severity.WARNING,
-                message=f"baseline {wanted} has no valid timing; {base.label} takes its place",
-                source="records",
-            )
-        )
-    single = [label for label, arm in arms.items() if len(arm.records) == 1]
-    if single:
-        findings.append(
-            Finding(
-                id="single-run",
-                severity=Severity.WARNING,
-                message=f"measured in one launch only: {', '.join(single)}",
-                why="differences between launches (placement, links, neighbours) cannot be seen",
-                advice=("measure at least five launches of every arm",),
-                source="records",
-            )
-        )
-    if len(arms) > 1 and base and not _interleaved(arms, base):
-        findings.append(
-            Finding(
-                id="not-interleaved",
-                severity=Severity.WARNING,
-                message="arms ran in separate launches",
-                why="drift between them does not cancel, and a slow machine can favour one arm",
-                advice=("measure the arms in the same launches",),
-                source="records",
-            )
-        )
-    straggler = straggler_finding(arms.values())
-    return [*findings, *([straggler] if straggler else []), *status_findings(not_ranked)]
-
-
-def _interleaved(arms: Mapping[str, Arm], base: ArmSummary) -> bool:
-    keys = arms[base.label].records.keys()
-    return all(arm.interleaved and arm.records.keys() & keys for arm in arms.values())

@@ -116,6 +116,25 @@ def bootstrap_ratio(
     )
 
 
+def contrast(first: Interval, second: Interval) -> Interval:
+    """The first ratio over the second, both against controls of their own, with its interval.
+
+    The distances from each estimate to its ends are added in squares, on the logarithm (MOVER: Zou and Donner,
+    Statistics in Medicine 27, 2008, 1693-1702): coverage is inherited where the two are independent.
+    """
+    ratio, other = math.log(first.ratio), math.log(second.ratio)
+    below = math.hypot(ratio - math.log(first.low), math.log(second.high) - other)
+    above = math.hypot(math.log(first.high) - ratio, other - math.log(second.low))
+    return Interval(
+        ratio=math.exp(ratio - other),
+        low=math.exp(ratio - other - below),
+        high=math.exp(ratio - other + above),
+        launches=min(first.launches, second.launches),
+        iterations=first.iterations,
+        paired=False,
+    )
+
+
 def noise_floor(
     baseline: Sequence[Samples],
     visits: Sequence[NDArray[np.int64]],
@@ -130,8 +149,10 @@ def noise_floor(
     Args:
         baseline: as in `bootstrap_ratio`.
         visits: for each launch the visit (`pass_index`) of each iteration.
-        paired: whether arms are compared inside launches. Then even visits stand against odd ones in the same launch;
-            otherwise even launches against odd ones, because differences between launches do not cancel there.
+        paired: whether arms are compared inside launches. Then even visits stand against odd ones in the same launch,
+            and the floor is half of that interval. Otherwise differences between launches do not cancel: the floor is
+            what two sets of as many launches differ by, t x s x sqrt(2 / L) with the spread s of the launches, and even
+            launches against odd ones show drift.
 
     Returns:
         None when the baseline has no two halves (one visit, or one launch).
@@ -147,7 +168,10 @@ def noise_floor(
     interval = bootstrap_ratio(left, right, paired=paired, confidence=confidence, resamples=resamples, seed=seed)
     low, high = math.log(interval.low), math.log(interval.high)
     drifted = low > 0 or high < 0
-    reach = max(abs(low), abs(high)) if drifted else (high - low) / 2
+    if drifted:
+        reach = max(abs(low), abs(high))
+    else:
+        reach = (high - low) / 2 if paired else _reach_of_launches(baseline, confidence)
     return NoiseFloor(
         relative=math.expm1(reach), interval=interval, method="visits" if paired else "launches", drifted=drifted
     )
@@ -182,6 +206,13 @@ def _student_t_below(value: float, freedom: int) -> float:
         total += term
     inside = 2 / math.pi * (theta + sine * total) if odd else sine * total
     return (1 + inside) / 2
+
+
+def _reach_of_launches(baseline: Sequence[Samples], confidence: float) -> float:
+    """Half width, on the logarithm, of the difference of two sets of launches of one dispatcher."""
+    medians = _log_medians(_checked(baseline))
+    t = student_t_quantile(1 - (1 - confidence) / 2, medians.size - 1)
+    return t * float(medians.std(ddof=1)) * math.sqrt(2 / medians.size)
 
 
 def _few_launches(launches: int, tail: float) -> float:
