@@ -115,6 +115,14 @@ def test_bridge_step_times_give_the_printed_throughput(tmp_path: Path) -> None:
     assert metrics(one).tflops_per_gpu_logged == pytest.approx(sum(300 - n for n in range(3, 11)) / 8)
     assert elapsed_of(one)[10] == 21000.0
     assert one.contract.workload["global_batch"] == 16
+    assert metrics(one).tokens_per_s_per_gpu is None
+
+
+def test_ranks_of_the_user_stand_in_where_the_log_is_silent(tmp_path: Path) -> None:
+    lines = bridge(moe_token_dispatcher_type="alltoall", expert_model_parallel_size=8, seq_length=128)
+    one = record(written(tmp_path, lines), ranks=16)
+    assert one.contract.site["ranks"] == 16
+    assert metrics(one).tokens_per_s_per_gpu == pytest.approx(16 * 128 / (metrics(one).mean_ms / 1e3 * 16))
 
 
 def test_unknown_world_leaves_out_what_is_per_gpu(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ def ingest(
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="GPU of the run, as in `moe-dispatch hardware`; gives MFU.")
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Ranks of the job, where its log does not say (Bridge).")
+    ] = None,
     env: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Environment of the run, as `env` prints it.")
     ] = None,
@@ -57,6 +60,7 @@ def ingest(
         profile=nsys,
         arm=arm,
         gpu=gpu,
+        ranks=ranks,
         environment=env,
         window=window,
     )

@@ -35,6 +35,7 @@ class IngestOptions:
     profile: Path | None = None
     arm: str | None = None
     gpu: str | None = None
+    ranks: int | None = None
     environment: Path | None = None
     window: str | None = None
 
@@ -81,6 +82,7 @@ def ingest(sources: Sequence[str], options: IngestOptions, store: Path | None = 
                 profile=options.profile,
                 arm=options.arm,
                 gpu=gpu,
+                ranks=options.ranks,
                 environment=environment,
                 window=window,
             )

@@ -16,9 +16,8 @@ from moe_dispatch.megatron.ingest.scan import scan
 
 _VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.+ (\S+)")
 _WORLD = re.compile(r"using world size: (\d{1,9})\b")
-_START = re.compile(r"(?:Starting training loop|successfully loaded checkpoint .{1,4096}?) at iteration (\d{1,12})\b")
+_START = re.compile(r"successfully loaded checkpoint .{1,4096}? at iteration (\d{1,12})\b")
 _BILLIONS = re.compile(r"((?:Number of|Total number of) [a-z ]+?) in billions: +(\d+(?:\.\d+)?)")
-_ON_RANK = re.compile(r"(number of parameters on \([\w, ]+\) model parallel rank \([\d, ]+\)): (\d+)")
 _VERSION_KEYS = {"PyTorch": "torch", "Megatron-Core": "megatron_core", "Transformer Engine": "transformer_engine"}
 _ABSENT_VERSION = "0.0.0"
 """What Megatron prints where Transformer Engine is not installed."""
@@ -30,7 +29,7 @@ class RunFacts:
     Fields:
         lines: (iteration, stamp) -> the fullest copy of the line.
         steps: Bridge's step-time lines, each value once.
-        starts: iterations at which training began or went on.
+        starts: iterations from which training went on after loading a checkpoint.
         unattributed: iteration lines without a readable number.
     """
 
@@ -43,7 +42,6 @@ class RunFacts:
         self.parameters: dict[str, float] = {}
         self.starts: set[int] = set()
         self.world: int | None = None
-        self.finished = False
         self.framework = ""
         self.unattributed = 0
         self.files: list[str] = []
@@ -112,8 +110,6 @@ class RunFacts:
         memory = memory_line(text)
         if memory is not None:
             self.memory[memory] = None
-        elif "[after training is done]" in text:
-            self.finished = True
         elif version := _VERSION.search(text):
             known = "none" if version[2] == _ABSENT_VERSION else version[2]
             self.versions.setdefault(_VERSION_KEYS[version[1]], known)
@@ -124,8 +120,6 @@ class RunFacts:
             self.starts.add(int(start[1]))
         elif billions := _BILLIONS.search(text):
             self.parameters.setdefault(billions[1], float(billions[2]) * 1e9)
-        elif on_rank := _ON_RANK.search(text):
-            self.parameters.setdefault(on_rank[1], float(on_rank[2]))
         else:
             self.activation.feed(text)
             self.outcome.feed(text, rank)

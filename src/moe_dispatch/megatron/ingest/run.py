@@ -33,6 +33,7 @@ class RunRequest:
         profile: SQLite export of an Nsight Systems profile of the run.
         arm: dispatcher that the run was meant to measure; None takes it from the configuration.
         gpu: where the user names it; logs do not.
+        ranks: of the job, where no log says (Megatron-Bridge).
         environment: of the run, where known.
         window: iterations that count; None applies the default rule.
     """
@@ -43,6 +44,7 @@ class RunRequest:
     profile: Path | None = None
     arm: str | None = None
     gpu: Hardware | None = None
+    ranks: int | None = None
     environment: Mapping[str, str] | None = None
     window: WindowRequest | None = None
 
@@ -142,7 +144,7 @@ def _named_backend(settings: Settings) -> str | None:
 def _effective(facts: RunFacts, settings: Settings, request: RunRequest, until: Stage | None) -> Effective | None:
     if not settings.stages:
         return None
-    config = settings.config(facts.framework, facts.world, request.environment or {}, until=until)
+    config = settings.config(facts.framework, facts.world or request.ranks, request.environment or {}, until=until)
     try:
         return effective_dispatcher(config)
     except UnknownSetting:
