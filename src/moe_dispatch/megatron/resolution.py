@@ -197,24 +197,31 @@ def _core(found: Resolution, config: MegatronConfig, _gpu: str | None) -> Resolu
             if found.requested != "deepep" or found.backend.value != "deepep":
                 return found.but(Event("flex-needs-deepep-switch", {"backend": backend}), refused="no backend")
             return found
-        if backend in FLEX_BACKENDS:
+        known = known_backends(config.core_version)
+        if backend in known:
             return found
         event = Event("flex-without-backend", {"outcome": None}) if backend is None else None
-        event = event or Event("unknown-flex-backend", {"backend": backend, "allowed": ", ".join(FLEX_BACKENDS)})
+        event = event or Event("unknown-flex-backend", {"backend": backend, "allowed": ", ".join(known)})
         return found.but(event, refused=f"{backend} is no flex backend")
     if kind not in PLAIN_TYPES:
         allowed = ", ".join((*PLAIN_TYPES, FLEX))
         event = Event("unknown-dispatcher-type", {"type": kind, "allowed": allowed})
         return found.but(event, refused=f"{kind} is no dispatcher type")
     given = config.given(BACKEND_FIELD)
-    if backend == "ncclep":
+    if backend == "ncclep" and backend in known_backends(config.core_version):
         return found.but(
             Event("ncclep-without-flex", {"type": kind, "origin": found.backend.origin}),
             refused="ncclep needs type flex",
         )
-    if given is not None and backend in REWRITTEN:
+    if given is not None and backend in FLEX_BACKENDS:
         return _ignored_backend(found, config, given)
     return found
+
+
+def known_backends(core_version: str | None) -> tuple[str, ...]:
+    """Flex backends that a release builds; an unknown release counts as current."""
+    older = core_version is not None and not has_reached(core_version, "0.19")
+    return FLEX_BACKENDS[:-1] if older else FLEX_BACKENDS
 
 
 def _ignored_backend(found: Resolution, config: MegatronConfig, given: Value) -> Resolution:

@@ -44,13 +44,15 @@ def group_of_one(job: Job) -> Iterator[Hit]:
     yield Hit({"backend": job.running, "group": job.group, "reason": reason}, severity)
 
 
-@rule("shared-overlap-with-allgather")
-def shared_overlap_with_allgather(job: Job) -> Iterator[Hit]:
-    """Shared experts overlap with alltoall and flex only."""
-    if job.type in ("alltoall", FLEX) or not job.on("moe_shared_expert_overlap"):
+@rule("shared-overlap-unsupported")
+def shared_overlap_unsupported(job: Job) -> Iterator[Hit]:
+    """Shared experts overlap with alltoall, and from 0.18 on with flex."""
+    allowed = ("alltoall",) if job.core < (0, 18) else ("alltoall", FLEX)
+    if job.type in allowed or not job.on("moe_shared_expert_overlap"):
         return
     if job.number("moe_shared_expert_intermediate_size") is not None:
-        yield Hit({"type": job.type, "origin": job.given("moe_shared_expert_overlap")})
+        origin = job.given("moe_shared_expert_overlap")
+        yield Hit({"type": job.type, "origin": origin, "allowed": " and ".join(allowed)})
 
 
 @rule("allgather-variable-length")

@@ -154,3 +154,10 @@ def local_in_bridge(job: Job) -> Iterator[Hit]:
     """Whole iteration only."""
     if job.graph_impl == "local":
         yield Hit({"modules": ", ".join(job.graph_modules) or "of the whole layer"})
+
+
+@rule("graph-impl-not-in-release")
+def impl_not_in_release(job: Job) -> Iterator[Hit]:
+    """The older spelling is a scope."""
+    if job.get("cuda_graph_impl") == "full_iteration":
+        yield Hit()

@@ -68,6 +68,13 @@ def needs_half(job: Job) -> Iterator[Hit]:
         yield Hit()
 
 
+@rule("overlap-mtp-needs-pipeline")
+def mtp_needs_pipeline(job: Job) -> Iterator[Hit]:
+    """Older releases."""
+    if job.overlap and job.number("mtp_num_layers") == 1 and job.pp == 1:
+        yield Hit()
+
+
 @rule("overlap-with-several-mtp-layers")
 def several_mtp(job: Job) -> Iterator[Hit]:
     """At most one."""
@@ -79,9 +86,14 @@ def several_mtp(job: Job) -> Iterator[Hit]:
 @rule("overlap-vs-graphed-moe")
 def vs_graphs(job: Job) -> Iterator[Hit]:
     """Transformer Engine's graphs over the pieces."""
+    if not job.overlap or job.graph_impl == "none":
+        return
     captured = [name for name in ("moe", "mlp") if name in job.graph_modules]
-    if job.overlap and job.graph_impl == "transformer_engine" and captured:
-        yield Hit({"modules": ", ".join(captured)})
+    if job.graph_impl == "transformer_engine":
+        if captured:
+            yield Hit({"modules": f"{', '.join(captured)} in cuda_graph_modules"})
+    elif job.core < (0, 18):
+        yield Hit({"modules": f"cuda_graph_impl={job.graph_impl}"})
 
 
 @rule("overlap-ncclep-offload")

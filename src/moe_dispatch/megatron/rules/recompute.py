@@ -49,3 +49,13 @@ def moe_act(job: Job) -> Iterator[Hit]:
     selective = job.get("recompute_granularity") == "selective"
     if selective and "moe_act" in job.recomputed and not job.on("moe_grouped_gemm"):
         yield Hit()
+
+
+@rule("recompute-with-delayed-scaling")
+def delayed_scaling(job: Job) -> Iterator[Hit]:
+    """Modules whose output is discarded and computed again."""
+    if job.get("recompute_granularity") != "selective" or job.get("fp8") is None:
+        return
+    modules = [name for name in ("moe_act", "layernorm") if name in job.recomputed]
+    if modules and job.get("fp8_recipe") == "delayed":
+        yield Hit({"modules": " and ".join(modules)})

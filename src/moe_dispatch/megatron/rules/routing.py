@@ -118,14 +118,16 @@ def _rank_capacity(job: Job) -> bool:
 @rule("rank-capacity-backend")
 def rank_capacity_backend(job: Job) -> Iterator[Hit]:
     """The backend field decides, whatever the type."""
-    if _rank_capacity(job) and job.backend not in ("hybridep", "ncclep"):
-        yield Hit({"backend": job.backend})
+    allowed = ("hybridep",) if job.core < (0, 19) else ("hybridep", "ncclep")
+    if _rank_capacity(job) and job.backend not in allowed:
+        yield Hit({"backend": job.backend, "allowed": " or ".join(allowed)})
 
 
 @rule("rank-capacity-needs-fused-experts")
 def rank_capacity_experts(job: Job) -> Iterator[Hit]:
     """HybridEP with a budget needs experts that read counts on the device."""
-    if not _rank_capacity(job) or job.backend != "hybridep" or job.on("use_transformer_engine_op_fuser"):
+    concerned = job.backend == "hybridep" or job.core < (0, 19)
+    if not _rank_capacity(job) or not concerned or job.on("use_transformer_engine_op_fuser"):
         return
     if job.core >= (0, 20):
         if not job.on("moe_use_grouped_tensor"):
