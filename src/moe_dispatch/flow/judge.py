@@ -12,12 +12,14 @@ from moe_dispatch.decide.verdict import decide
 from moe_dispatch.evidence.record import RunRecord
 from moe_dispatch.evidence.store import RECORD_FILE, Store, load_record
 from moe_dispatch.flow.configure import config_blocks, configure
+from moe_dispatch.flow.plan_runs import records_of_plan
 from moe_dispatch.flow.summary import report_data
+from moe_dispatch.megatron.plan.model import is_plan_folder
 from moe_dispatch.report.data import ReportData
 
 
 def read_records(paths: Sequence[str | Path]) -> tuple[list[RunRecord], list[Finding]]:
-    """Records of stores, run folders and record files, each once, sorted by run id; and what could not be read.
+    """Records of stores, run folders, plans and record files, each once, sorted by run id; and what could not be read.
 
     Raises:
         StoreError: a path does not exist, or nothing readable was found.
@@ -25,7 +27,11 @@ def read_records(paths: Sequence[str | Path]) -> tuple[list[RunRecord], list[Fin
     records: dict[str, RunRecord] = {}
     findings: list[Finding] = []
     for path in map(Path, paths):
-        if path.is_file() or (path / RECORD_FILE).is_file():
+        if is_plan_folder(path):
+            planned, missing = records_of_plan(path)
+            records.update({record.run_id: record for record in planned})
+            findings += missing
+        elif path.is_file() or (path / RECORD_FILE).is_file():
             loaded = load_record(path if path.is_file() else path / RECORD_FILE)
             if isinstance(loaded, Finding):
                 findings.append(loaded)

@@ -18,6 +18,8 @@ _VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.+
 _WORLD = re.compile(r"using world size: (\d{1,9})\b")
 _START = re.compile(r"successfully loaded checkpoint .{1,4096}? at iteration (\d{1,12})\b")
 _BILLIONS = re.compile(r"((?:Number of|Total number of) [a-z ]+?) in billions: +(\d+(?:\.\d+)?)")
+_NCCL = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
+"""Printed by NCCL itself with NCCL_DEBUG=VERSION or louder."""
 _VERSION_KEYS = {"PyTorch": "torch", "Megatron-Core": "megatron_core", "Transformer Engine": "transformer_engine"}
 _ABSENT_VERSION = "0.0.0"
 """What Megatron prints where Transformer Engine is not installed."""
@@ -114,6 +116,8 @@ class RunFacts:
             known = "none" if version[2] == _ABSENT_VERSION else version[2]
             self.versions.setdefault(_VERSION_KEYS[version[1]], known)
             self.framework = self.framework or "megatron-lm"
+        elif nccl := _NCCL.search(text):
+            self.versions.setdefault("nccl", nccl[1])
         elif world := _WORLD.search(text):
             self.world = int(world[1])
         elif start := _START.search(text):

@@ -26,6 +26,7 @@ ANCHORS: tuple[bytes, ...] = (
     b"Final configuration:",
     b"successfully loaded checkpoint",
     b" version ...",
+    b"NCCL version ",
     b"using world size: ",
     b"arameters in billions",
     b"Error: ",
