@@ -39,6 +39,7 @@ def test_the_page_for_people_states_what_matters_and_fits_a_terminal() -> None:
     page = run("advise", *Q30)
     for sentence in (
         "candidates, not winners",
+        "Order of authority: measured here, a matched published A/B, a recipe in force, this guide.",
         "Ceiling: what a dispatcher of no cost would save",
         "Confidence in this order:",
         "Measure next",

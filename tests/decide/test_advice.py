@@ -62,6 +62,13 @@ def test_it_says_what_every_advice_must(h100: Advice) -> None:
     assert steps["baseline-first"].stage == "bring-up"
 
 
+def test_published_settings_of_knobs_stand_beside_the_sweep(h100: Advice) -> None:
+    assert any("overlap_moe_expert_parallel_comm off -> on" in row.statement for row in h100.knobs)
+    assert all(row.differences for row in h100.knobs)
+    confounded = next(row for row in h100.knobs if "routing dropless -> force_balanced" in row.statement)
+    assert confounded.kind == "knob"
+
+
 def test_settings_are_those_of_megatron(h100: Advice) -> None:
     hybridep = of(h100, "hybridep").configuration
     assert hybridep is not None

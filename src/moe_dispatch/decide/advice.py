@@ -124,7 +124,7 @@ class Advice(_Data):
         workload: contract fields of the workload. site: name and summary.
         path: bring-up to tuned. candidates: the baseline, then in the order of the guide, then what is left out.
         environment: variables that every arm needs.
-        pairs, steps, recipes: nearest published evidence. claims: what sources favour here; they may conflict.
+        pairs, knobs, steps, recipes: nearest published evidence. claims: what sources favour here; they may conflict.
         next: what to measure next, most informative first.
         findings: about the job as a whole.
     """
@@ -146,6 +146,7 @@ class Advice(_Data):
     interactions: tuple[Remark, ...]
     pitfalls: tuple[Remark, ...]
     pairs: tuple[NearRow, ...]
+    knobs: tuple[NearRow, ...]
     steps: tuple[NearRow, ...]
     recipes: tuple[NearRow, ...]
     claims: Claims

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from moe_dispatch.evidence.closest import EvidenceQuery, Match, closest
-from moe_dispatch.evidence.published import PairRow, RecipeRow, TrainingRow
-from moe_dispatch.evidence.published.pairs import Arm
+from moe_dispatch.evidence.published import KnobRow, PairRow, RecipeRow, TrainingRow
+from moe_dispatch.evidence.published.pairs import Arm, Paired
 from moe_dispatch.evidence.published.rows import Settings
 
+RowKind = Literal["pair", "training", "recipe", "knob"]
 S = TypeVar("S", bound=Settings)
 ClaimKind = Literal["recipe in force", "recipe variant", "measured pair", "best published step"]
 USUAL_SEQUENCE = 4096
@@ -33,7 +34,7 @@ class NearRow(_Data):
     """
 
     id: str
-    kind: Literal["pair", "training", "recipe"]
+    kind: RowKind
     statement: str
     distance: float
     differences: tuple[str, ...]
@@ -92,6 +93,14 @@ def nearest_pairs(query: EvidenceQuery, pairs: Iterable[PairRow], limit: int = N
     """Pairs of two dispatchers with a speed, nearest first."""
     kept = (pair for pair in pairs if pair.winner is not None and pair.baseline.dispatcher != pair.treatment.dispatcher)
     return tuple(_near(match, "pair", pair_text(match.row)) for match in closest(query, kept, limit))
+
+
+def nearest_knobs(
+    query: EvidenceQuery, rows: Iterable[KnobRow], dispatchers: Collection[str], limit: int = NEAREST
+) -> tuple[NearRow, ...]:
+    """Pairs of two settings of one knob under one of these dispatchers, nearest first."""
+    kept = (row for row in rows if row.speedup is not None and row.dispatcher in dispatchers)
+    return tuple(_near(match, "knob", knob_text(match.row)) for match in closest(query, kept, limit))
 
 
 def nearest_steps(query: EvidenceQuery, rows: Iterable[TrainingRow], limit: int = NEAREST) -> tuple[NearRow, ...]:
@@ -153,8 +162,18 @@ def pair_text(pair: PairRow) -> str:
     assert winner is not None
     assert margin is not None
     loser = pair.treatment if winner is pair.baseline else pair.baseline
-    text = f"{_arm_text(winner)} faster than {_arm_text(loser)} by {margin:.1%}; {settings_text(pair)}"
-    return text + (f"; also differs: {', '.join(pair.confounders)}" if pair.confounders else "")
+    return f"{_arm_text(winner)} faster than {_arm_text(loser)} by {margin:.1%}; {settings_text(pair)}{_beside(pair)}"
+
+
+def knob_text(row: KnobRow) -> str:
+    """One setting against another: `A, num_sms 12 -> 16: 1.09 times as fast; ...`."""
+    assert row.speedup is not None
+    change = f"{row.knob} {row.before} -> {row.after}"
+    return f"{row.dispatcher}, {change}: {row.speedup:.2f} times as fast; {settings_text(row)}{_beside(row)}"
+
+
+def _beside(row: Paired) -> str:
+    return f"; also differs: {', '.join(row.confounders)}" if row.confounders else ""
 
 
 def _arm_text(arm: Arm) -> str:
@@ -200,7 +219,7 @@ def settings_text(row: Settings) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _near(match: Match[S], kind: Literal["pair", "training", "recipe"], statement: str) -> NearRow:
+def _near(match: Match[S], kind: RowKind, statement: str) -> NearRow:
     row = match.row
     return NearRow(
         id=row.id,

@@ -18,7 +18,14 @@ from moe_dispatch.decide.advice import (
     Step,
     VariableAdvice,
 )
-from moe_dispatch.decide.advice_evidence import Claims, claims_of, nearest_pairs, nearest_steps, recipes_in_force
+from moe_dispatch.decide.advice_evidence import (
+    Claims,
+    claims_of,
+    nearest_knobs,
+    nearest_pairs,
+    nearest_steps,
+    recipes_in_force,
+)
 from moe_dispatch.decide.advice_next import next_measurements
 from moe_dispatch.decide.ceiling import Ceiling
 from moe_dispatch.decide.guide import Candidate, candidates, domains_of
@@ -37,7 +44,7 @@ from moe_dispatch.decide.guide_rules import BASELINE
 from moe_dispatch.decide.prior import judge
 from moe_dispatch.decide.prior_words import confidence
 from moe_dispatch.evidence.closest import query_of
-from moe_dispatch.evidence.published import load_pairs, load_recipes, load_training
+from moe_dispatch.evidence.published import load_knob_pairs, load_pairs, load_recipes, load_training
 from moe_dispatch.megatron.configuration import Emitted, emit
 from moe_dispatch.site.gate_result import GateResult
 from moe_dispatch.site.model import Site
@@ -114,6 +121,7 @@ def advise(question: Question) -> Advice:
         interactions=_remarks("interaction", at),
         pitfalls=_remarks("pitfall", at),
         pairs=nearest_pairs(query, pairs),
+        knobs=nearest_knobs(query, load_knob_pairs(), [one.name for one in advised if one.candidate.included]),
         steps=nearest_steps(query, steps),
         recipes=tuple(near for near, _ in recipes_in_force(query, recipes)),
         claims=claims,

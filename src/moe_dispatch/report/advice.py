@@ -16,7 +16,7 @@ from moe_dispatch.core.finding import Severity
 from moe_dispatch.decide.advice import Advice, CandidateAdvice, CombinationAdvice, KnobAdvice, Remark, Step
 from moe_dispatch.decide.guide_explain import Explained
 from moe_dispatch.report.advice_evidence import show_evidence
-from moe_dispatch.report.advice_parts import bullet, heading, items, note, settings
+from moe_dispatch.report.advice_parts import Page
 
 _HOW = {
     "set": "",
@@ -30,21 +30,23 @@ _VERDICTS = {"legal": "fine", "illegal": "NOT LEGAL", "needs": "needs"}
 
 def show_advice(advice: Advice, console: Console) -> None:
     """Print all of it."""
+    page = Page(console.width)
     workload = advice.workload
-    console.print(
+    page.prose(
         f"Advice for {workload['model']}, EP {workload['ep']} of {workload['world']} ranks, TP {workload['tp']}, "
         f"PP {workload['pp']}, {workload['precision']}, on {advice.site_summary}."
     )
-    console.print("Nothing was run, and nothing here is a verdict: candidates, not winners.")
-    heading(console, "Ceiling: what a dispatcher of no cost would save")
-    bullet(console, advice.ceiling.statement)
-    _show_candidates(advice, console)
-    heading(console, "Measure next")
-    items(console, advice.next)
-    show_evidence(advice, console)
-    _show_settings(advice, console)
-    _show_combinations(advice.combinations, console)
-    _show_path(advice.path, console)
+    page.prose("Nothing was run, and nothing here is a verdict: candidates, not winners.")
+    page.prose("Order of authority: measured here, a matched published A/B, a recipe in force, this guide.")
+    page.heading("Ceiling: what a dispatcher of no cost would save")
+    page.bullet(advice.ceiling.statement)
+    _show_candidates(advice, page)
+    page.heading("Measure next")
+    page.items(advice.next)
+    show_evidence(advice, page)
+    _show_settings(advice, page)
+    _show_combinations(advice.combinations, page)
+    _show_path(advice.path, page)
     for title, remarks in (
         ("Availability: what an import proves", advice.availability),
         ("Routing", advice.routing),
@@ -52,10 +54,11 @@ def show_advice(advice: Advice, console: Console) -> None:
         ("Pitfalls, and what guards against each", advice.pitfalls),
     ):
         if remarks:
-            heading(console, title)
-            items(console, [_remark(one) for one in remarks])
-    console.print()
-    note(console, "`advise --explain RULE` gives sources and what would refute a rule named in [brackets].", 0)
+            page.heading(title)
+            page.items([_remark(one) for one in remarks])
+    page.line()
+    page.note("`advise --explain RULE` gives sources and what would refute a rule named in [brackets].", 0)
+    page.show(console)
 
 
 def show_explained(one: Explained, console: Console) -> None:
@@ -76,19 +79,19 @@ def show_explained(one: Explained, console: Console) -> None:
     console.print(grid)
 
 
-def _show_candidates(advice: Advice, console: Console) -> None:
-    heading(console, "Candidates, in the order of the guide")
+def _show_candidates(advice: Advice, page: Page) -> None:
+    page.heading("Candidates, in the order of the guide")
     own, shared = _shared(advice.included, lambda one: [f"{each.text} [{each.rule}]" for each in one.candidate.reasons])
     for one in advice.candidates:
         state = _state(one)
         place = f"{one.candidate.position}." if one.candidate.included else "-"
-        console.print(Text(f" {place:<3}{one.name}{f', {state}' if state else ''}", style="bold"))
+        page.line(f" {place:<3}{one.name}{f', {state}' if state else ''}", "bold")
         reasons = own[one.name] if one.candidate.included else [each.text for each in one.candidate.reasons]
         for line in (*_problems(one), *reasons):
-            bullet(console, line, indent=4)
+            page.bullet(line, indent=4)
     for names, line in shared:
-        bullet(console, f"{names}: {line}")
-    bullet(console, f"Confidence in this order: {advice.confidence.word}. {_capital(advice.confidence.statement)}")
+        page.bullet(f"{names}: {line}")
+    page.bullet(f"Confidence in this order: {advice.confidence.word}. {_capital(advice.confidence.statement)}")
 
 
 def _state(one: CandidateAdvice) -> str:
@@ -107,32 +110,31 @@ def _problems(one: CandidateAdvice) -> list[str]:
     ]
 
 
-def _show_settings(advice: Advice, console: Console) -> None:
-    heading(console, f"Settings (Megatron-Core {advice.core_version})")
+def _show_settings(advice: Advice, page: Page) -> None:
+    page.heading(f"Settings (Megatron-Core {advice.core_version})")
     for variable in advice.environment:
-        bullet(console, f"every arm: {_variable(variable.name, variable.value, variable.how)}: {variable.text}")
+        page.bullet(f"every arm: {_variable(variable.name, variable.value, variable.how)}: {variable.text}")
     notes, shared = _shared(advice.included, lambda one: one.configuration.notes if one.configuration else ())
     forced: dict[str, None] = {}
     for one in advice.included:
-        console.print(Text(f" {one.name}", style="bold"))
-        items(console, [_knob_text(knob) for knob in one.knobs], indent=4)
-        items(
-            console,
+        page.line(f" {one.name}", "bold")
+        page.items([_knob_text(knob) for knob in one.knobs], indent=4)
+        page.items(
             [f"{_variable(each.name, each.value, each.how)}: {each.text}" for each in one.environment],
             indent=4,
         )
         if one.configuration is None:
-            bullet(console, one.not_configured, indent=4)
+            page.bullet(one.not_configured, indent=4)
             continue
-        settings(console, "Megatron-LM", one.configuration.megatron_lm_args)
-        settings(console, "Bridge", one.configuration.bridge_overrides)
-        settings(console, "Bridge harness", one.configuration.bridge_harness_flags)
-        items(console, notes[one.name], indent=4)
+        page.settings("Megatron-LM", one.configuration.megatron_lm_args)
+        page.settings("Bridge", one.configuration.bridge_overrides)
+        page.settings("Bridge harness", one.configuration.bridge_harness_flags)
+        page.items(notes[one.name], indent=4)
         emitted = one.configuration
         forced |= dict.fromkeys((*emitted.benchmark_only_args, *emitted.benchmark_only_overrides))
     for names, line in shared:
-        bullet(console, f"{names}: {line}")
-    settings(console, "Benchmarks only, in every arm", tuple(forced))
+        page.bullet(f"{names}: {line}")
+    page.settings("Benchmarks only, in every arm", tuple(forced))
 
 
 def _knob_text(knob: KnobAdvice) -> str:
@@ -151,19 +153,19 @@ def _variable(name: str, value: str, how: str) -> str:
     return f"{name}={value}{said}" if value else f"{name}{said}"
 
 
-def _show_combinations(combinations: Sequence[CombinationAdvice], console: Console) -> None:
-    heading(console, "Features with these dispatchers")
+def _show_combinations(combinations: Sequence[CombinationAdvice], page: Page) -> None:
+    page.heading("Features with these dispatchers")
     for one in sorted(combinations, key=lambda each: each.feature):
         about = ", ".join(one.dispatchers) or "all"
-        bullet(console, f"{one.feature}, {about}: {_VERDICTS[one.verdict]}: {one.text}")
+        page.bullet(f"{one.feature}, {about}: {_VERDICTS[one.verdict]}: {one.text}")
 
 
-def _show_path(path: Iterable[Step], console: Console) -> None:
-    heading(console, "Path: bring-up, profile, tuned")
+def _show_path(path: Iterable[Step], page: Page) -> None:
+    page.heading("Path: bring-up, profile, tuned")
     for number, step in enumerate(path, 1):
-        bullet(console, f"{number}. {step.stage}{' (now)' if step.now else ''}: {step.text}")
+        page.bullet(f"{number}. {step.stage}{' (now)' if step.now else ''}: {step.text}")
         for command in step.commands:
-            note(console, command, 5, wrap=False)
+            page.note(command, 5, wrap=False)
 
 
 def _remark(one: Remark) -> str:

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from moe_dispatch.decide.advice import Advice
 from moe_dispatch.decide.advice_evidence import Claims, NearRow
-from moe_dispatch.report.advice_parts import bullet, heading, note
+from moe_dispatch.report.advice_parts import Page
 
 
-def show_evidence(advice: Advice, console: Console) -> None:
+def show_evidence(advice: Advice, page: Page) -> None:
     """Print it."""
-    _show_claims(advice.claims, console)
-    heading(console, "Recipes in force for this model here (configuration, not measurement)")
+    _show_claims(advice.claims, page)
+    page.heading("Recipes in force for this model here (configuration, not measurement)")
     for row in advice.recipes:
-        _show_row(row, console)
+        _show_row(row, page)
     if not advice.recipes:
-        bullet(console, "none is known")
-    heading(console, "Nearest published pairs (each with how it differs from this workload)")
+        page.bullet("none is known")
+    page.heading("Nearest published pairs (each with how it differs from this workload)")
     for row in advice.pairs:
-        _show_row(row, console)
-    heading(console, "Nearest published steps (stacks differ, so they compare nothing)")
+        _show_row(row, page)
+    if advice.knobs:
+        page.heading("Nearest published settings of one knob")
+    for row in advice.knobs:
+        _show_row(row, page)
+    page.heading("Nearest published steps (stacks differ, so they compare nothing)")
     for row in advice.steps:
-        _show_row(row, console)
+        _show_row(row, page)
 
 
-def _show_claims(claims: Claims, console: Console) -> None:
+def _show_claims(claims: Claims, page: Page) -> None:
     if not claims.conflict:
         return
-    heading(console, f"Published claims for this model here conflict: {' | '.join(claims.conflict)}")
+    page.heading(f"Published claims for this model here conflict: {' | '.join(claims.conflict)}")
     shown: set[tuple[str, str]] = set()
     for claim in sorted(claims.claims, key=lambda one: (one.dispatcher, not one.favours)):
         key = (claim.dispatcher, claim.kind)
@@ -36,13 +38,13 @@ def _show_claims(claims: Claims, console: Console) -> None:
             shown.add(key)
             best = claim.favours or claim.kind != "best published step"
             beside = "" if best else ", beside a better one of another dispatcher"
-            bullet(console, f"{claim.dispatcher}: {claim.kind}{beside}: {claim.statement} ({claim.date or 'undated'})")
+            page.bullet(f"{claim.dispatcher}: {claim.kind}{beside}: {claim.statement} ({claim.date or 'undated'})")
 
 
-def _show_row(row: NearRow, console: Console) -> None:
+def _show_row(row: NearRow, page: Page) -> None:
     labels = f" [{', '.join(row.labels)}]" if row.labels else ""
-    bullet(console, f"{row.statement}{labels}")
-    note(console, f"differs in {'; '.join(row.differences) or 'nothing that is known'}", 5)
+    page.bullet(f"{row.statement}{labels}")
+    page.note(f"differs in {'; '.join(row.differences) or 'nothing that is known'}", 5)
     for finding in row.findings:
-        note(console, f"does not fit: {finding}", 5)
-    note(console, f"{row.id}: {row.source}", 5, wrap=False)
+        page.note(f"does not fit: {finding}", 5)
+    page.note(f"{row.id}: {row.source}", 5, wrap=False)
