@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -53,12 +54,28 @@ def test_the_faster_backend_wins_and_nothing_more_has_to_be_said(
         assert record.performance is not None
         assert {one.pass_index for one in record.performance.iterations} == {0, 1}
         assert len(record.performance.iterations) == 2 * 20  # two visits of 30 steps, ten of warm-up
+        times = [one.latency_us["total"] / 1e3 for one in record.performance.iterations]
+        assert record.training is not None
+        assert record.training.metrics is not None
+        assert record.training.metrics.mean_ms == pytest.approx(statistics.fmean(times))
         assert record.contract.site["hosts"] == [os.uname().nodename]
     # A machine without a driver cannot say its version: the one thing left to vouch for here.
     code, verdict = compared(capsys, str(out), "--attest", "stack.driver")
     assert code == 0
     assert verdict["kind"] == "winner"
     assert verdict["winner"]["dispatcher"] == "hybridep"  # type: ignore[index]
+
+
+def test_ingest_reads_the_same_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run_stage(tmp_path, "decide", "alltoall=1000,hybridep=900,deepep=990", launches=1)
+    with pytest.raises(SystemExit) as ended:
+        main(["ingest", str(out), "--store", str(tmp_path / "store")])
+    assert not ended.value.code
+    assert "hybridep" in capsys.readouterr().out
+    code, verdict = compared(capsys, str(tmp_path / "store"), "--attest", "stack.driver")
+    assert code == 1
+    assert verdict["kind"] == "inconclusive"
+    assert len(verdict["evidence"]) == 3  # type: ignore[arg-type]
 
 
 def test_a_launch_that_lacks_runs_is_named(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from moe_dispatch.core.finding import Finding
 from moe_dispatch.core.registry import get_backend
 from moe_dispatch.evidence.record import RunRecord
 from moe_dispatch.evidence.store import Store
+from moe_dispatch.flow.plan_runs import records_of_plan
 from moe_dispatch.megatron.ingest.records import record_of
 from moe_dispatch.megatron.ingest.run import RunRequest, read_run
 from moe_dispatch.megatron.ingest.timeline import WindowRequest
+from moe_dispatch.megatron.plan.model import is_plan_folder
 from moe_dispatch.site.environment import recorded_environment
 from moe_dispatch.site.hardware import find_hardware
 
@@ -42,7 +44,7 @@ class IngestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Ingested:
-    """Records in the order of the runs, and findings of each run by run id."""
+    """Records in the order of the runs, and findings by run id; those of a whole plan stand with its first run."""
 
     records: tuple[RunRecord, ...]
     findings: Mapping[str, tuple[Finding, ...]]
@@ -52,13 +54,16 @@ def ingest(sources: Sequence[str], options: IngestOptions, store: Path | None = 
     """Read every run that the sources hold; with a store, keep the records.
 
     Args:
-        sources: a file is one run, in a folder too; files that torchrun wrote for each rank belong together.
+        sources: a file is one run, in a folder too; files that torchrun wrote for each rank belong together. The folder
+            of a plan gives the records of its deciding stage.
 
     Raises:
         UsageError: a source, configuration, profile or option that cannot be meant.
         StoreError: the store cannot be written.
     """
-    groups = run_files(sources, together=options.together)
+    plans = [source for source in sources if is_plan_folder(Path(source).expanduser())]
+    others = [source for source in sources if source not in plans]
+    groups = run_files(others, together=options.together)
     single = (("--config", options.config), ("--nsys", options.profile))
     for option, value in single:
         if value is not None and len(groups) > 1:
@@ -72,6 +77,14 @@ def ingest(sources: Sequence[str], options: IngestOptions, store: Path | None = 
     environment = read_environment(options.environment) if options.environment is not None else None
     records: list[RunRecord] = []
     findings: dict[str, tuple[Finding, ...]] = {}
+    for source in plans:
+        planned, missing = records_of_plan(Path(source).expanduser())
+        if store is not None:
+            for record in planned:
+                Store(store).write(record)
+        records += planned
+        findings |= {record.run_id: () for record in planned}
+        findings[planned[0].run_id] = tuple(missing)
     for logs in groups:
         saved = None if options.config is not None else _saved_config(logs)
         run = read_run(

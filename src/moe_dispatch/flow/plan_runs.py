@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from moe_dispatch.core.errors import StoreError
 from moe_dispatch.core.finding import Finding, Severity
 from moe_dispatch.evidence.record import Contract, Memory, Performance, RunRecord, RunStatus
+from moe_dispatch.evidence.training import TrainingMetrics, TrainingRun
 from moe_dispatch.megatron.ingest.records import record_of
 from moe_dispatch.megatron.ingest.run import RunRequest, read_run
 from moe_dispatch.megatron.ingest.timeline import WindowRequest
@@ -111,7 +113,37 @@ def _merged(visits: list[RunRecord]) -> list[RunRecord]:
         for iteration in performance.iterations
     )
     merged = Performance(iterations=iterations, host_of_rank=performances[0].host_of_rank)
-    return [first.model_copy(update={"performance": merged, "memory": _largest([one.memory for one in visits])})]
+    update: dict[str, Any] = {"performance": merged, "memory": _largest([one.memory for one in visits])}
+    if first.training is not None and first.training.metrics is not None:
+        metrics = _metrics(first.training.metrics, merged, [one.training for one in visits])
+        update["training"] = first.training.model_copy(update={"metrics": metrics})
+    return [first.model_copy(update=update)]
+
+
+def _metrics(first: TrainingMetrics, merged: Performance, runs: list[TrainingRun | None]) -> TrainingMetrics:
+    """Metrics of the first visit, brought to the step times of all."""
+    times = [iteration.latency_us["total"] / 1e3 for iteration in merged.iterations]
+    mean, median = statistics.fmean(times), statistics.median(times)
+    scaled = {
+        name: None if value is None else value * first.mean_ms / mean
+        for name, value in (
+            ("tokens_per_s_per_gpu", first.tokens_per_s_per_gpu),
+            ("tflops_per_gpu", first.tflops_per_gpu),
+            ("mfu", first.mfu),
+        )
+    }
+    logged = [run.metrics.tflops_per_gpu_logged for run in runs if run is not None and run.metrics is not None]
+    known = [value for value in logged if value is not None]
+    return first.model_copy(
+        update={
+            **scaled,
+            "mean_ms": mean,
+            "median_ms": median,
+            "spread": (max(times) - min(times)) / median,
+            "outliers": tuple(sorted({step for run in runs if run and run.metrics for step in run.metrics.outliers})),
+            "tflops_per_gpu_logged": statistics.fmean(known) if len(known) == len(runs) else None,
+        }
+    )
 
 
 def _largest(memories: list[Memory | None]) -> Memory | None:
