@@ -201,6 +201,25 @@ def test_a_ceiling_below_the_threshold_ends_the_list_of_measurements() -> None:
     assert advice.next[0].startswith("nothing about dispatchers")
 
 
+def test_a_group_that_does_not_divide_into_domains_gets_no_value_for_them() -> None:
+    advice = advise("deepseek-v3", "gb200", ep=128)
+    hybridep = of(advice, "hybridep")
+    assert "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN" not in variables(hybridep)
+    assert "is no multiple of 72 ranks" in hybridep.blocked
+    assert hybridep.configuration is None
+    assert any("nothing with hybridep, deepep before the layout" in line for line in advice.next)
+
+
+def test_a_group_of_one_has_nothing_to_choose() -> None:
+    assert order(advise("qwen3-30b-a3b", "h100", ep=1)) == ["alltoall"]
+    assert len(order(advise("qwen3-30b-a3b", "h100", ep=1, tp=2, etp=2))) > 1
+
+
+def test_on_a_cpu_the_order_is_untested() -> None:
+    confidence = advise("qwen3-30b-a3b", None, ep=2).confidence
+    assert (confidence.word, confidence.cases) == ("untested", 0)
+
+
 def test_a_group_that_no_table_holds_is_blocked_with_the_way_out() -> None:
     advice = advise("qwen3-next-80b-a3b", "h100", 32, ep=64, tp=4, etp=4)
     assert "no configuration for an EP group of 256" in of(advice, "deepep").blocked

@@ -51,6 +51,7 @@ def situation(
         ({"tp_or_cp": False}, {"tp_or_cp": True}),
         ({"vpp_max": 1}, {"pp_min": 2}),
         ({"pp_max": 1}, {"vpp_min": 2}),
+        ({"group_max": 16}, {"group_max": 15}),
         ({"nodes_max": 2}, {"nodes_max": 1}),
         ({"shared_experts": False}, {"shared_experts": True}),
         ({}, {"mtp_min": 1}),

@@ -30,6 +30,9 @@ def next_measurements(
     ungated = [one.name for one in ready if one.candidate.gate == "not_gated" and one.name in packages]
     if ungated:
         lines.append(f"whether {', '.join(ungated)} import and move tokens in the job's container")
+    blocked = [one.name for one in advised if one.blocked and one.name in packages]
+    if blocked and not any(one.name in packages for one in ready):
+        lines.append(f"nothing with {', '.join(blocked)} before the layout or the machine is another, as said above")
     arms = _arms(ready, claims)
     if arms:
         why = ": published claims for this model here disagree" if claims.conflict else ""

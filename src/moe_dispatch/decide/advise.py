@@ -114,7 +114,7 @@ def advise(question: Question) -> Advice:
         confidence=confidence(workload, site, judge(pairs, question.specs)),
         path=_path(question, at),
         candidates=advised,
-        environment=tuple(_variable(one, at) for one in load_variables() if not one.backends and one.when.holds(at)),
+        environment=tuple(_variable(one, at) for one in _variables(at) if not one.backends),
         combinations=_combinations(question, [one.name for one in advised if one.candidate.included]),
         availability=_remarks("availability", at),
         routing=_remarks("routing", at),
@@ -135,8 +135,7 @@ def _candidate(question: Question, candidate: Candidate) -> CandidateAdvice:
     if not candidate.included:
         return CandidateAdvice(candidate=candidate)
     at = question.situation(name)
-    variables = [one for one in load_variables() if name in one.backends and one.when.holds(at)]
-    environment = tuple(_variable(one, at) for one in variables)
+    environment = tuple(_variable(one, at) for one in _variables(at) if name in one.backends)
     configuration, refused = _configuration(question, candidate)
     return CandidateAdvice(
         candidate=candidate,
@@ -208,6 +207,12 @@ def _default_here(guide: KnobGuide, at: Situation) -> int | float | str | bool |
 
 def _defaults(guide: KnobGuide) -> tuple[DefaultSaid, ...]:
     return tuple(DefaultSaid(value=one.value, who=one.who, label=one.label) for one in guide.defaults)
+
+
+def _variables(at: Situation) -> list[Variable]:
+    """Variables that hold here; one whose value is not known here is left alone, as a wrong one is worse than none."""
+    known = [one for one in load_variables() if at.inside is not None or "{inside}" not in one.value]
+    return [one for one in known if one.when.holds(at)]
 
 
 def _variable(one: Variable, at: Situation) -> VariableAdvice:

@@ -51,8 +51,9 @@ class Situation:
 
     @property
     def inside(self) -> int | None:
-        """Members of one group in one domain; None when unknown."""
-        return None if self.domains is None else -(-self.group // self.domains)
+        """Members of one group in each domain; None when unknown, or when domains do not hold equally many."""
+        inside = self.site.ranks_per_domain(self.group)
+        return None if inside is None or self.group % inside else inside
 
     @property
     def capability(self) -> int | None:
@@ -118,6 +119,7 @@ class Condition(BaseModel):
         nodes_max: nodes of the site, included.
         nvlink: whether NVLink ends at the node or joins several nodes; neither holds when that is unknown.
         ep_min, ep_max: bounds of the EP size, included.
+        group_max: bound of the ranks that exchange tokens (EP x expert TP), included.
         domains: whether one group lies in one domain or spans several; neither holds when that is unknown.
         model: name patterns with `*`.
         stage, precision, memory: what the user says of the job.
@@ -139,6 +141,7 @@ class Condition(BaseModel):
     fabric: tuple[str, ...] | None = None
     ep_min: int | None = None
     ep_max: int | None = None
+    group_max: int | None = None
     domains: Literal["one", "several"] | None = None
     model: tuple[str, ...] | None = None
     stage: tuple[Stage, ...] | None = None
@@ -192,6 +195,7 @@ class Condition(BaseModel):
         return (
             (self.ep_min is None or ep >= self.ep_min)
             and (self.ep_max is None or ep <= self.ep_max)
+            and (self.group_max is None or at.group <= self.group_max)
             and (self.domains is None or spread == self.domains)
             and (self.model is None or any(fnmatchcase(name, pattern) for pattern in self.model))
             and (self.stage is None or at.stage in self.stage)

@@ -36,6 +36,9 @@ class Confidence(BaseModel):
 
 def confidence(workload: Workload, site: Site, cases: Sequence[PriorCase]) -> Confidence:
     """Words for this situation: from the narrowest group with enough cases, on pairs that no rule rests on first."""
+    if site.device == "cpu":
+        text = "no published pair was taken on a CPU: measure"
+        return Confidence(word="untested", statement=text, group="cpu", hits=0, cases=0, counts=())
     scores = _groups(workload, site, cases)
     chosen = next((one for one in scores if one.cases >= MIN_CASES), scores[-1])
     hits, total = chosen.hits, chosen.cases
