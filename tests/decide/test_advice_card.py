@@ -149,6 +149,12 @@ def test_own_records_stand_beside_published_ones_and_are_not_ranked_with_them() 
     assert (published.origin, mine.origin, mine.rows) == ("published", "own", 2)
 
 
+def test_a_store_without_a_record_of_it_is_said() -> None:
+    rows = CardRows(pairs=(), steps=(), recipes=(), searched=4)
+    card = build_card("m", "model", ["m"], rows, load_backends(), "test")
+    assert card.known_limitations == ("none of the 4 own records is of it",)
+
+
 def test_a_functional_check_is_no_best_result() -> None:
     row = next(row for row in load_training() if row.tflops_per_gpu and row.model == "qwen3-30b-a3b")
     checked = replace(row, labels=("functional_check",))

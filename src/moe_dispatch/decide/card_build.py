@@ -38,12 +38,13 @@ NOT_CURRENT = ("superseded", "functional_check")
 
 @dataclass(frozen=True, kw_only=True)
 class CardRows:
-    """Everything that is known about the subject."""
+    """Everything that is known about the subject; `searched` counts the own records that were looked through."""
 
     pairs: tuple[PairRow, ...]
     steps: tuple[TrainingRow, ...]
     recipes: tuple[RecipeRow, ...]
     own: tuple[OwnRow, ...] = ()
+    searched: int = 0
 
     @property
     def hardware(self) -> tuple[str, ...]:
@@ -281,6 +282,8 @@ def _limitations(rows: CardRows, status: Mapping[str, Status]) -> tuple[str, ...
     for hardware, one in status.items():
         if one.conflict:
             found.append(f"on {hardware} sources favour different dispatchers: {', '.join(one.conflict)}")
+    if rows.searched and not rows.own:
+        found.append(f"none of the {rows.searched} own records is of it")
     unproven = [row for row in rows.own if row.latency_us is None]
     found += [f"own record {row.id} ({row.choice}) has no figure: {row.status}: {row.reason}" for row in unproven]
     return tuple(found)

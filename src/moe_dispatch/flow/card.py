@@ -22,19 +22,21 @@ def make_card(subject: str, store: Path | None = None) -> EvidenceCard:
     """The card of a model or family.
 
     Args:
-        subject: a name of the catalogue or of published evidence, or a family of them.
+        subject: a name of the catalogue, of published evidence or of own records, or a family of them.
         store: own records beside the published ones.
 
     Raises:
         UsageError: no such model or family, or the store does not exist.
     """
-    name, kind, models = _models(subject)
+    records = _own(store) if store is not None else ()
+    name, kind, models = _models(subject, records)
     wanted = set(models)
     rows = CardRows(
         pairs=tuple(row for row in load_pairs() if row.model in wanted),
         steps=tuple(row for row in load_training() if row.model in wanted),
         recipes=tuple(row for row in load_recipes() if row.model in wanted),
-        own=tuple(row for row in _own(store) if row.model in wanted) if store is not None else (),
+        own=tuple(row for row in records if row.model in wanted),
+        searched=len(records),
     )
     return build_card(name, kind, models, rows, load_backends(), f"moe-dispatch {__version__}")
 
@@ -61,10 +63,11 @@ def write_card(text: str, path: Path) -> None:
         raise StoreError(f"{path} cannot be written: {error.strerror}", "name another --out") from None
 
 
-def _models(subject: str) -> tuple[str, Literal["model", "family"], tuple[str, ...]]:
+def _models(subject: str, records: tuple[OwnRow, ...]) -> tuple[str, Literal["model", "family"], tuple[str, ...]]:
     wanted = normalize_name(subject)
     names = {alias: entry.name for entry in list_models() for alias in (entry.name, *entry.aliases)}
     names |= {row.model: row.model for rows in (load_training(), load_recipes(), load_pairs()) for row in rows}
+    names |= {normalize_name(row.model): row.model for row in records if row.model}
     if wanted in names:
         return names[wanted], "model", (names[wanted],)
     members = family_members(wanted) or frozenset(
