@@ -278,8 +278,15 @@ def test_a_rule_is_explained_where_it_holds_and_where_not() -> None:
     assert (holds.holds, holds.failing) == (True, ())
     assert (fails.holds, fails.failing) == (False, ("nvlink",))
     assert run_explain("hopper-order").holds is None
+    pending = run_explain("gate-pending", request)
+    assert pending.dispatchers == ("deepep", "hybridep", "ncclep")
+    assert "whether deepep imports" in pending.text
 
 
-def test_a_record_without_a_profile_gives_no_ceiling(tmp_path: Path) -> None:
+def test_what_is_no_record_gives_no_ceiling(tmp_path: Path) -> None:
+    for path, message in ((tmp_path / "none", "does not exist"), (tmp_path, "is a folder without a record")):
+        with pytest.raises(UsageError, match=message):
+            advise("qwen3-30b-a3b", "h100", 2, ep=16, record=str(path))
+    (tmp_path / "record.json").write_text("{}")
     with pytest.raises(UsageError, match="--record"):
-        advise("qwen3-30b-a3b", "h100", 2, ep=16, record=str(tmp_path / "none"))
+        advise("qwen3-30b-a3b", "h100", 2, ep=16, record=str(tmp_path))

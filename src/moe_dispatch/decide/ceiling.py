@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 PRACTICAL_THRESHOLD = 0.02
 """Relative difference below which two dispatchers count as tied (the default of `select` and `compare`)."""
 
+_UNKNOWN = (
+    "unknown: measure the exposed share of dispatch and combine before anything else is tuned. Profile a few steady "
+    "steps with Nsight Systems, export them to SQLite, and read them with the log: `moe-dispatch ingest LOG --nsys "
+    "PROFILE.sqlite --store STORE`, then advise again with `--record STORE/RUN`"
+)
+
 
 class Ceiling(BaseModel):
     """What a dispatcher of no cost would save.
@@ -55,7 +61,7 @@ def ceiling(share: float | None, basis: Literal["given", "record"] = "given", de
             basis="unknown",
             speedup=None,
             worth_choosing=None,
-            statement="unknown: measure the exposed share of dispatch and combine before anything else is tuned",
+            statement=_UNKNOWN,
         )
     if not 0 <= share < 1:
         raise UsageError(

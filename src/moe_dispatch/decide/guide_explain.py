@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from functools import cache
 
 from pydantic import BaseModel, ConfigDict
@@ -27,7 +28,8 @@ class Explained(BaseModel):
 
     Fields:
         part: of the guide. effect: what it does. condition: as the guide has it.
-        holds: None without a situation; failing: conditions that do not hold in it.
+        holds: None without a situation. dispatchers: for which it holds there.
+        failing: conditions that do not hold there, for the dispatcher that comes closest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +43,7 @@ class Explained(BaseModel):
     date: str
     refuted_by: str
     holds: bool | None = None
+    dispatchers: tuple[str, ...] = ()
     failing: tuple[str, ...] = ()
 
 
@@ -71,36 +74,37 @@ def find_guidance(name: str) -> Guidance:
     raise UsageError(f"the guide has no rule {name!r}", fix)
 
 
-def explain(one: Guidance, at: Situation | None = None) -> Explained:
+def explain(one: Guidance, situations: Sequence[Situation] = ()) -> Explained:
     """Explain it, with its text filled when there is a situation.
 
     Args:
-        at: of a backend that it speaks about, so that conditions on the backend can be judged.
+        situations: of the dispatchers that it speaks about, so that conditions on them can be judged.
     """
     part, effect = part_and_effect(one)
+    holding = [at for at in situations if one.when.holds(at)]
+    nearest = min(situations, key=lambda at: len(one.when.failing(at)), default=None)
     return Explained(
         id=one.id,
         part=part,
         effect=effect,
         condition=one.when.model_dump(exclude_none=True),
-        text=at.fill(one.text) if at is not None else one.text,
+        text=nearest.fill(one.text) if nearest is not None else one.text,
         sources=one.sources,
         date=one.date.isoformat(),
         refuted_by=one.refuted_by,
-        holds=None if at is None else one.when.holds(at),
-        failing=() if at is None else one.when.failing(at),
+        holds=bool(holding) if situations else None,
+        dispatchers=tuple(at.spec.name for at in holding),
+        failing=() if holding or nearest is None else one.when.failing(nearest),
     )
 
 
 def backends_of(one: Guidance) -> tuple[str, ...]:
-    """Backends that it is about; the baseline when it is about none in particular."""
+    """Backends that it is about; empty when it is about every one."""
     if isinstance(one, KnobGuide):
         return (one.backend,)
     if isinstance(one, Rule):
-        return one.order or one.backends or (BASELINE,)
-    if isinstance(one, Variable | Combination):
-        return one.backends or (BASELINE,)
-    return (BASELINE,)
+        return one.order or one.backends
+    return one.backends if isinstance(one, Variable | Combination) else ()
 
 
 def part_and_effect(one: Guidance) -> tuple[str, str]:

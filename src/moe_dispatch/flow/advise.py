@@ -77,10 +77,8 @@ def run_explain(rule: str, request: AdviceRequest | None = None) -> Explained:
     if request is None:
         return explain(guidance)
     question, _ = question_of(request)
-    about = [name for name in backends_of(guidance) if name in question.specs]
-    situations = [question.situation(name) for name in about]
-    at = next((one for one in situations if guidance.when.holds(one)), situations[0])
-    return explain(guidance, at)
+    about = backends_of(guidance) or tuple(question.specs)
+    return explain(guidance, [question.situation(name) for name in about if name in question.specs])
 
 
 def question_of(request: AdviceRequest) -> tuple[Question, tuple[Finding, ...]]:
@@ -155,9 +153,13 @@ def _ceiling(request: AdviceRequest) -> Ceiling:
     from moe_dispatch.evidence.store import RECORD_FILE, load_record
 
     path = Path(request.record)
-    found = load_record(path / RECORD_FILE if path.is_dir() else path)
+    file = path / RECORD_FILE if path.is_dir() else path
+    if not file.is_file():
+        what = "is a folder without a record" if path.is_dir() else "does not exist"
+        raise UsageError(f"--record {path} {what}", "name one run of a store, STORE/RUN, or give --exposed-share")
+    found = load_record(file)
     if isinstance(found, Finding):
-        raise UsageError(f"--record {request.record}: {found.message}", "; ".join(found.advice))
+        raise UsageError(f"--record {path}: {found.message}", "; ".join(found.advice))
     return ceiling_of_record(found)
 
 

@@ -70,7 +70,7 @@ def show_explained(one: Explained, console: Console) -> None:
     condition = ", ".join(f"{name} {_plain(value)}" for name, value in one.condition.items()) or "everywhere"
     grid.add_row("holds for", Text(condition))
     if one.holds is not None:
-        answer = "yes" if one.holds else f"no: {', '.join(one.failing)}"
+        answer = f"yes, for {', '.join(one.dispatchers)}" if one.holds else f"no: {', '.join(one.failing)}"
         grid.add_row("holds here", Text(answer))
     grid.add_row("effect", Text(one.effect))
     grid.add_row("because", Text(one.text))
