@@ -194,8 +194,9 @@ def _core(found: Resolution, config: MegatronConfig, _gpu: str | None) -> Resolu
     kind, backend = found.type.value, found.backend.value
     if kind == FLEX:
         if config.core_version is not None and not has_reached(config.core_version, "0.16"):
-            if found.requested != "deepep" or found.backend.value != "deepep":
-                return found.but(Event("flex-needs-deepep-switch", {"backend": backend}), refused="no backend")
+            switch = config.given("moe_enable_deepep")
+            if switch is None or switch.value is not True:
+                return found.but(Event("flex-needs-deepep-switch"), refused="type flex has no backend")
             return found
         known = known_backends(config.core_version)
         if backend in known:

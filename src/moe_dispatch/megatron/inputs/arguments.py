@@ -46,11 +46,21 @@ def read_arguments(words: Sequence[str], collected: Collected, where: str, kind:
         flag, equals, inline = word[2:].partition("=")
         values = [inline] if equals else []
         while not equals and at < len(words) and not words[at].startswith("--"):
-            values.append(words[at])
+            if words[at] == OPEN and not _is_value(flag, values):
+                loose.append(words[at])
+            else:
+                values.append(words[at])
             at += 1
         _take(flag, values, collected, Origin("script" if kind == "script" else "flag", f"{where} --{flag}"))
     _virtual_stages(collected)
     return [word for word in loose if OPEN in word]
+
+
+def _is_value(flag: str, values: list[str]) -> bool:
+    """Whether an unknown word is this flag's value; elsewhere it may stand for any number of further arguments."""
+    name = flag.replace("-", "_")
+    known = settings_fields().get(_RENAMED.get(name, name))
+    return not values and known is not None and known.type != "bool"
 
 
 def _take(flag: str, values: list[str], collected: Collected, origin: Origin) -> None:

@@ -131,14 +131,13 @@ def _yaml(path: Path, text: str, draft: _Draft) -> None:
         raise UsageError(f"{path} holds no mapping of fields", "give a ConfigContainer or fields as `name: value`")
     container = any(isinstance(tree.get(name), Mapping) for name in SECTIONS if name != "env_vars")
     draft.framework = "megatron-bridge" if container else "unknown"
-    names = {canonical(str(key)) for key in tree}
     environment: dict[str, str] = {}
     try:
         read_tree(tree, draft.collected, environment, path.name)
     except RecursionError as error:
         raise UsageError(f"{path} is nested too deeply") from error
     _recipe_variables(draft, environment, Origin("file", path.name))
-    if not container and not names & set(_SHAPE[:3]):
+    if not set(draft.collected.values) & set(_SHAPE[:3]):
         draft.collected.open_fields |= set(_SHAPE) - set(draft.collected.values)
 
 

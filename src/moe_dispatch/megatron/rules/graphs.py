@@ -115,11 +115,11 @@ def nan_check(job: Job) -> Iterator[Hit]:
     if job.config.framework == "megatron-lm":
         given = job.config.given(_LM_NAN_CHECK)
         if given is None or given.value is not False:
-            yield Hit({"field": _LM_NAN_CHECK, "fix": "add --no-check-for-nan-in-loss-and-grad"})
+            yield Hit({"field": _LM_NAN_CHECK}, fix=("add --no-check-for-nan-in-loss-and-grad",))
     elif job.config.is_bridge:
         given = job.config.given(_BRIDGE_NAN_CHECK)
         if given is not None and given.value is True:
-            yield Hit({"field": _BRIDGE_NAN_CHECK, "fix": f"set {_BRIDGE_NAN_CHECK}=false"})
+            yield Hit({"field": _BRIDGE_NAN_CHECK}, fix=(f"set {_BRIDGE_NAN_CHECK}=false",))
 
 
 @rule("graph-full-recompute")

@@ -149,6 +149,9 @@ class Job:
     def tokens(self) -> int:
         """Tokens that one rank routes in one micro-batch."""
         parts = self.cp * (self.tp if self.tp > 1 and self.get("sequence_parallel") is not False else 1)
+        for name in ("seq_length", "micro_batch_size"):
+            if self.get(name) is None:
+                raise UnknownSetting(name)
         tokens = self.size("seq_length") * self.size("micro_batch_size")
         if tokens % parts:
             raise UnknownSetting("tokens per rank")

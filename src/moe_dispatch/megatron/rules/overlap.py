@@ -157,4 +157,4 @@ def one_connection(job: Job) -> Iterator[Hit]:
         names = " and ".join(parallel)
         tensor = f" The overlap of {names} communication on this GPU may require 1, so it is a trade-off."
         fix = f"measure {_CONNECTIONS} at 1 and at 32; with {names} > 1 neither is right for both overlaps"
-    yield Hit({"gpu": job.gpu.name.upper(), "tensor": tensor, "fix": fix})
+    yield Hit({"gpu": job.gpu.name.upper(), "tensor": tensor}, fix=(fix,))

@@ -60,6 +60,6 @@ def _tokens(job: Job) -> int | None:
 
 def _micro_batch(job: Job) -> int | None:
     try:
-        return job.size("micro_batch_size")
+        return None if job.get("micro_batch_size") is None else job.size("micro_batch_size")
     except UnknownSetting:
         return None

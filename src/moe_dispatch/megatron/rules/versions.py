@@ -25,7 +25,7 @@ _SIZES = (
     "global_batch_size",
     "seq_length",
 )
-_REPLACED = {UNIFIED: f"write {LEGACY[0]} or {LEGACY[1]} for the backend", LEGACY[0]: "", LEGACY[1]: ""}
+_REPLACED = {UNIFIED: f"write {LEGACY[0]} or {LEGACY[1]}, by the backend"}
 _CLOSE = 0.75
 
 
@@ -39,8 +39,9 @@ def field_not_in_release(job: Job) -> Iterator[Hit]:
         known = settings_fields().get(name) or other_fields().get(name)
         if known is not None and not known.exists_in(version) and value.value not in (None, False, ()):
             exists = f"since {known.since}" if known.since and not known.until else f"up to {known.until}"
-            fix = _REPLACED.get(name) or "leave it out, or use a release that has it"
-            yield Hit({"field": name, "origin": value.origin, "version": version, "exists": exists, "fix": fix})
+            fix = (_REPLACED[name],) if name in _REPLACED else ()
+            values = {"field": name, "origin": value.origin, "version": version, "exists": exists}
+            yield Hit(values, fix=fix)
 
 
 @rule("unknown-moe-field")
