@@ -45,7 +45,9 @@ Threshold = Annotated[
 ]
 Attest = Annotated[
     list[str] | None,
-    typer.Option(metavar="FIELD", help="Declare an unknown contract field (such as stack.driver) equal; repeat."),
+    typer.Option(
+        metavar="FIELD", help="Declare an unknown contract field (stack.driver) or group (hardware) equal; repeat."
+    ),
 ]
 Store = Annotated[str | None, typer.Option(metavar="DIR", help="Where records are kept (default: OUT/store).")]
 Out = Annotated[str, typer.Option(metavar="DIR", help="Where the report, the verdict and the configuration go.")]

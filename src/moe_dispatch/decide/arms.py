@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from moe_dispatch.core.choice import Choice
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.core.finding import Finding, Severity
+from moe_dispatch.decide.contract_table import contract_fields
 from moe_dispatch.decide.stats import Samples
 from moe_dispatch.evidence.record import Iteration, Model, RunRecord, RunStatus
 
@@ -63,7 +65,11 @@ class ArmSummary(Model):
 
 
 class ArmStatus(Model):
-    """Attempts of one choice that carry no timing: shown, never ranked."""
+    """Attempts of one choice that carry no timing: shown, never ranked.
+
+    Fields:
+        settings: contract fields of the latest attempt, where they decide what may be said (out of memory).
+    """
 
     choice: Choice
     status: RunStatus
@@ -71,6 +77,7 @@ class ArmStatus(Model):
     attempts: int
     reason: str
     fix: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class Arm:
@@ -172,6 +179,7 @@ def without_timing(records: Iterable[RunRecord]) -> tuple[ArmStatus, ...]:
                 attempts=len(members),
                 reason=latest.reason,
                 fix=latest.fix,
+                settings=contract_fields(latest) if latest.status is RunStatus.OOM else {},
             )
         )
     return tuple(result)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from moe_dispatch.decide.arms import ArmStatus, gather
 from moe_dispatch.decide.compare import Comparison
 from moe_dispatch.decide.contract import partition
+from moe_dispatch.decide.contract_table import contract_table
 from moe_dispatch.decide.question import Question
 from moe_dispatch.decide.ratios import Resampling
 from moe_dispatch.decide.stats import Interval
@@ -20,6 +22,10 @@ UNSTABLE = frozenset(
 
 UNFINISHED = frozenset({RunStatus.INTERRUPTED, RunStatus.TRUNCATED, RunStatus.UNPROVEN})
 """Says nothing about whether the arm works here."""
+
+
+_NAMED = 6
+"""Unknown fields that a sentence names; of more it gives the groups, and the table of the contract names them."""
 
 
 class Cap(Model):
@@ -70,10 +76,13 @@ def unknown_cap(comparison: Comparison) -> Cap | None:
     if not unknown:
         return None
     names = ", ".join(unknown)
+    if len(unknown) > _NAMED:
+        counts = Counter(contract_table().rule(name).group for name in unknown)
+        names = f"{len(unknown)} ({', '.join(f'{count} of {group}' for group, count in counts.items())})"
     return Cap(
         id="contract-unknown",
         reason=f"contract fields unknown: {names}",
-        remedy=f"recording {names}, or vouching for them with --attest",
+        remedy=f"recording the unknown fields ({names}), or vouching for them with --attest",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moe_dispatch.decide.acceptance import Acceptance
 from moe_dispatch.decide.caps import Cap
 from moe_dispatch.decide.compare import Comparison
 
@@ -16,7 +17,12 @@ _LABELS = {
 
 
 def would_change(
-    comparison: Comparison, caps: Sequence[Cap], kind: str, margin: float, on: Mapping[str, Any]
+    comparison: Comparison,
+    caps: Sequence[Cap],
+    kind: str,
+    margin: float,
+    on: Mapping[str, Any],
+    accepted: Acceptance | None = None,
 ) -> tuple[str, ...]:
     """Sentences, most useful first, without repetition."""
     changes = [cap.remedy for cap in caps]
@@ -30,6 +36,8 @@ def would_change(
     for arm in comparison.arms:
         if "untuned" in arm.labels:
             changes.append(f"tuning {arm.label}, whose SM knob was not swept")
+    if accepted is not None:
+        changes += accepted.missing
     if comparison.arms and on.get("level") == "exchange":
         changes.append("the whole MoE layer: a difference in the exchange can reverse inside it")
     changes += [text for label, text in _LABELS.items() if label in (on.get("labels") or [])]

@@ -43,6 +43,11 @@ class Difference(Model):
     why: str
     arms_of_value: dict[str, tuple[str, ...]]
 
+    @property
+    def text(self) -> str:
+        """`"fp32" for hybridep; "none" for alltoall`."""
+        return "; ".join(f"{value} for {', '.join(arms)}" for value, arms in self.arms_of_value.items())
+
 
 class ContractCheck(Model):
     """Outcome over the records that are compared.

@@ -48,7 +48,7 @@ def _refused(difference: Difference, compared: set[str]) -> Finding:
     return Finding(
         id=_id(difference),
         severity=Severity.ERROR if kept_out or not compared else Severity.INFO,
-        message=f"{difference.field} differs: {_values(difference)}",
+        message=f"{difference.field} differs: {difference.text}",
         why=difference.why,
         advice=(f"measure all arms with the same {difference.field}",),
         source="contract",
@@ -59,7 +59,7 @@ def _told(difference: Difference) -> Finding:
     return Finding(
         id=_id(difference),
         severity=Severity.INFO,
-        message=f"{difference.field} differs with the dispatcher: {_values(difference)}",
+        message=f"{difference.field} differs with the dispatcher: {difference.text}",
         why=difference.why,
         source="contract",
     )
@@ -68,7 +68,3 @@ def _told(difference: Difference) -> Finding:
 def _id(difference: Difference) -> str:
     name = difference.field.rpartition(".")[2].replace("_", "-").lower()
     return f"{_PREFIX[difference.kind]}-{name}"
-
-
-def _values(difference: Difference) -> str:
-    return "; ".join(f"{value} for {', '.join(arms)}" for value, arms in difference.arms_of_value.items())

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moe_dispatch.core.finding import Finding, Severity
+from moe_dispatch.decide.acceptance import Acceptance, AcceptanceLevel
 from moe_dispatch.decide.caps import Cap
 from moe_dispatch.decide.stats import NoiseFloor
 
@@ -48,6 +49,23 @@ def drift_findings(noise: NoiseFloor | None) -> list[Finding]:
             message=f"the baseline differs from itself by {gap} between even and odd {noise.method}",
             why="warm-up, clocks or neighbours changed during the run; the noise floor was raised to cover it",
             advice=("more warm-up iterations, or a quieter machine",),
+            source="verdict",
+        )
+    ]
+
+
+def acceptance_findings(found: Acceptance | None) -> list[Finding]:
+    """A training comparison that does not accept a dispatcher for the job."""
+    if found is None or found.level is AcceptanceLevel.ACCEPTED:
+        return []
+    screen = found.level is AcceptanceLevel.SCREEN
+    return [
+        Finding(
+            id=f"acceptance-{found.level.value}",
+            severity=Severity.WARNING if screen else Severity.INFO,
+            message=f"these training runs are a {found.text}",
+            why="few steps or forced routing show what is worth a longer run, not what the job will do",
+            advice=found.missing,
             source="verdict",
         )
     ]

@@ -1,7 +1,7 @@
 """Which records answer the question: the stage that decides, the level, the routing, and the skewed repetition.
 
 A screen chooses knobs and a later stage decides, so that no arm is judged on the runs that chose it; a result for the
-exchange alone can reverse inside the layer, so the layer decides where both were measured (DESIGN: Measuring).
+exchange alone can reverse inside the layer, so the layer decides where both were measured, and training runs over it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.evidence.record import Model, RunRecord, RunStatus
 
-_STAGES = ("confirm", "decide")
+_STAGES = ("training", "confirm", "decide")
 _LAST = "screen"
 _APART = ("gate", "skew")
 PREFERRED_LEVEL = "layer"

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moe_dispatch.decide.arms import ArmStatus
+from moe_dispatch.decide.arms import ArmStatus, ArmSummary
+from moe_dispatch.decide.contract import ContractCheck
+from moe_dispatch.decide.contract_table import TRAINING_LEVEL
 from moe_dispatch.decide.stats import Interval
+from moe_dispatch.decide.verdict_model import Attribution
+from moe_dispatch.evidence.record import RunStatus
 
 _LEVELS = {
     "exchange": "dispatch and combine, forward and backward,",
     "layer": "one MoE layer, forward and backward,",
-    "step": "a training step",
+    TRAINING_LEVEL: "a training step",
 }
 MEASURED_FIELDS = (
     "site.device",
@@ -73,10 +77,54 @@ def saving(interval: Interval) -> str:
     return f"{abs(interval.ratio - 1):.1%} {word} time (interval {span})"
 
 
-def unranked(statuses: Sequence[ArmStatus]) -> str:
-    """Sentence part that says what was not ranked, or nothing."""
+def unranked(statuses: Sequence[ArmStatus], contract: ContractCheck | None = None) -> str:
+    """Sentence part that says what was not ranked, or nothing.
+
+    A missing package is a limitation of the environment; memory that did not suffice is one of these settings.
+    """
+    if not statuses:
+        return ""
     seen = dict.fromkeys(f"{one.choice.label} ({one.status.value.replace('_', ' ')})" for one in statuses)
-    return f" Not ranked: {', '.join(seen)}." if seen else ""
+    text = f" Not ranked: {', '.join(seen)}."
+    missing = dict.fromkeys(
+        f"{one.choice.label}: {one.reason.rstrip('.')}" for one in statuses if one.status is RunStatus.UNAVAILABLE
+    )
+    text += "".join(f" Environment limitation of {one}." for one in missing)
+    fields = [one.field for one in contract.different] if contract is not None else []
+    for one in statuses:
+        if one.status is RunStatus.OOM:
+            at = ", ".join(f"{name} {one.settings[name]}" for name in fields if name in one.settings)
+            text += f" {one.choice.label} did not fit in memory{f' with {at}' if at else ''}."
+    return text
+
+
+def left_out(contract: ContractCheck, excluded: Sequence[str]) -> str:
+    """Arms that ran under another contract, with the fields."""
+    if not excluded:
+        return ""
+    fields = ", ".join(one.field for one in contract.different)
+    return f" Left out for another contract ({fields}): {', '.join(excluded)}."
+
+
+def memory(arms: Sequence[ArmSummary], pareto: Sequence[str]) -> str:
+    """Memory beside time where the fastest arm is not the leanest, or nothing."""
+    if len(pareto) < 2 or any(arm.memory_bytes is None for arm in arms):
+        return ""
+    sizes = "; ".join(f"{arm.label} {arm.memory_bytes / 2**30:.2f} GiB" for arm in arms if arm.memory_bytes is not None)
+    kind = arms[0].memory_kind.removesuffix("_bytes").replace("_", " ")
+    return f" Memory ({kind}): {sizes}; no arm is best in both time and memory."
+
+
+def credited(attribution: Attribution, contract: ContractCheck) -> str:
+    """Sentence part that keeps a difference of several settings from being credited to one."""
+    if attribution.to == "configuration":
+        differences = [one for one in contract.disclosed if one.field in attribution.changed]
+        parts = [f"{one.field} ({one.text})" for one in differences]
+        return f" This holds for the configurations as a whole: {', '.join(parts)} changed with the dispatcher."
+    if attribution.to == "stack" and len(attribution.changed) > 1:
+        fields = ", ".join(attribution.changed)
+        return f" This holds for the stacks as a whole: {fields} changed together, and none is credited alone."
+    return ""
 
 
 def winner_statement(winner: str, against: Mapping[str, Interval], on: Mapping[str, Any]) -> str:
@@ -88,24 +136,31 @@ def winner_statement(winner: str, against: Mapping[str, Interval], on: Mapping[s
 
 
 def tie_statement(tied: Sequence[str], recommended: str, margin: float, span: Interval, on: Mapping[str, Any]) -> str:
-    """Says what was not shown, and why the simplest is recommended."""
+    """Says what was not shown, and why the simplest is recommended (none where `recommended` is empty)."""
     return (
         f"On {place(on)}, no difference beyond {margin:.1%} was shown between {' and '.join(tied)} for {subject(on)} "
-        f"({tied[0]} takes {saving(span)} than {tied[1]}, over {span.launches} launches); "
-        f"{recommended} is recommended as the simplest of them.{labelled(on)}"
+        f"({tied[0]} takes {saving(span)} than {tied[1]}, over {span.launches} launches)"
+        f"{f'; {recommended} is recommended as the simplest of them' if recommended else ''}.{labelled(on)}"
     )
 
 
-def only_statement(only: str, on: Mapping[str, Any], statuses: Sequence[ArmStatus]) -> str:
+def only_statement(
+    only: str, on: Mapping[str, Any], statuses: Sequence[ArmStatus], contract: ContractCheck | None = None
+) -> str:
     """No comparison took place."""
     return (
         f"On {place(on)}, only {only} gave valid timings of {subject(on)}; nothing is said about the speed of other "
-        f"dispatchers.{unranked(statuses)}{labelled(on)}"
+        f"dispatchers.{unranked(statuses, contract)}{labelled(on)}"
     )
 
 
-def no_claim(why: Sequence[str], statuses: Sequence[ArmStatus], on: Mapping[str, Any] | None = None) -> str:
+def no_claim(
+    why: Sequence[str],
+    statuses: Sequence[ArmStatus],
+    on: Mapping[str, Any] | None = None,
+    contract: ContractCheck | None = None,
+) -> str:
     """Nothing may be claimed, with the reasons."""
     where = f" on {place(on)}" if on else ""
-    tail = labelled(on) if on else ""
-    return f"No statement about the speed of these dispatchers{where}: {'; '.join(why)}.{unranked(statuses)}{tail}"
+    tail = unranked(statuses, contract) + (labelled(on) if on else "")
+    return f"No statement about the speed of these dispatchers{where}: {'; '.join(why)}.{tail}"

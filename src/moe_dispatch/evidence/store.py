@@ -17,6 +17,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -164,12 +165,31 @@ class Store:
 
 def load_record(path: Path) -> RunRecord | Finding:
     """Read one record file; trouble comes back as a Finding."""
+    document = _load_json(path)
+    return document if isinstance(document, Finding) else _validated(document, str(path))
+
+
+def load_records(path: Path) -> list[RunRecord | Finding]:
+    """Read a file that holds one record, a list of records, or an object with a list `records` (`ingest --json`)."""
+    document = _load_json(path)
+    if isinstance(document, Finding):
+        return [document]
+    members = document.get("records") if isinstance(document, dict) and "run_id" not in document else document
+    if not isinstance(members, list):
+        return [_validated(document, str(path))]
+    return [_validated(member, f"{path}, record {number}") for number, member in enumerate(members, 1)]
+
+
+def _load_json(path: Path) -> Any:
     try:
-        document = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except OSError as error:
         return _finding("store-unreadable", f"{path} cannot be read: {error.strerror}", "check permissions")
     except (ValueError, RecursionError):
         return _finding("store-half-written", f"{path} is not complete JSON", "delete its folder; the run is lost")
+
+
+def _validated(document: Any, path: str) -> RunRecord | Finding:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         return _finding(

@@ -10,7 +10,7 @@ from moe_dispatch.core.finding import Finding
 from moe_dispatch.core.registry import load_backends, load_backends_with_findings
 from moe_dispatch.decide.verdict import decide
 from moe_dispatch.evidence.record import RunRecord
-from moe_dispatch.evidence.store import RECORD_FILE, Store, load_record
+from moe_dispatch.evidence.store import RECORD_FILE, Store, load_records
 from moe_dispatch.flow.configure import config_blocks, configure
 from moe_dispatch.flow.plan_runs import records_of_plan
 from moe_dispatch.flow.summary import report_data
@@ -19,7 +19,7 @@ from moe_dispatch.report.data import ReportData
 
 
 def read_records(paths: Sequence[str | Path]) -> tuple[list[RunRecord], list[Finding]]:
-    """Records of stores, run folders, plans and record files, each once, sorted by run id; and what could not be read.
+    """Records of stores, run folders, plans and files of records, each once, by run id; and what could not be read.
 
     Raises:
         StoreError: a path does not exist, or nothing readable was found.
@@ -32,11 +32,11 @@ def read_records(paths: Sequence[str | Path]) -> tuple[list[RunRecord], list[Fin
             records.update({record.run_id: record for record in planned})
             findings += missing
         elif path.is_file() or (path / RECORD_FILE).is_file():
-            loaded = load_record(path if path.is_file() else path / RECORD_FILE)
-            if isinstance(loaded, Finding):
-                findings.append(loaded)
-            else:
-                records[loaded.run_id] = loaded
+            for loaded in load_records(path if path.is_file() else path / RECORD_FILE):
+                if isinstance(loaded, Finding):
+                    findings.append(loaded)
+                else:
+                    records[loaded.run_id] = loaded
         elif path.is_dir():
             contents = Store(path).scan()
             records.update({record.run_id: record for record in contents.records})
@@ -60,6 +60,19 @@ def of_session(records: Sequence[RunRecord], session: str | None) -> list[RunRec
     if wanted not in sessions:
         raise UsageError(f"no session {wanted!r} among these records", f"there are: {', '.join(sessions)}")
     return [record for record in records if record.session == wanted]
+
+
+def of_arms(records: Sequence[RunRecord], arms: Sequence[str]) -> list[RunRecord]:
+    """Records of these arms, each a label or a dispatcher's name; all where none is named.
+
+    Raises:
+        UsageError: an arm that no record tried.
+    """
+    names = {name for record in records for name in (record.choice.label, record.choice.dispatcher)}
+    for arm in arms:
+        if arm not in names:
+            raise UsageError(f"no record of arm {arm!r}", f"there are: {', '.join(sorted(names))}")
+    return [record for record in records if not arms or {record.choice.label, record.choice.dispatcher} & set(arms)]
 
 
 def simplicity() -> Mapping[str, int]:

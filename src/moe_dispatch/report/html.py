@@ -73,6 +73,7 @@ def render_html(data: ReportData) -> str:
         colours=colours(data.verdict),
         ok_records=[record for record in data.records if record.status is RunStatus.OK],
         captions=text.CAPTIONS,
+        class_titles=text.CLASS_TITLES,
     )
     return str(page)
 

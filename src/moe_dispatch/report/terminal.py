@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moe_dispatch.core.finding import Finding
+from moe_dispatch.decide.contract_table import DifferenceClass
 from moe_dispatch.decide.verdict import Verdict, VerdictKind
 from moe_dispatch.report import findings as findings_only
 from moe_dispatch.report import text
@@ -29,6 +30,13 @@ _STYLES = {
     VerdictKind.INCONCLUSIVE: "yellow",
     VerdictKind.NOT_COMPARABLE: "red",
 }
+_CLASS_STYLES = {
+    DifferenceClass.CONFOUNDER: "red",
+    DifferenceClass.DISPATCHER_COUPLED: "cyan",
+    DifferenceClass.HARMLESS: "dim",
+    DifferenceClass.CONTROLLED: "cyan",
+}
+_UNKNOWN_HELP = "record it, or vouch for it with --attest FIELD or --attest GROUP"
 _LABEL_WIDTH = 14
 _IN_TABLE = "-is-not-slow"
 
@@ -124,13 +132,14 @@ def contract_table(verdict: Verdict) -> Table:
     contract = verdict.contract
     table = _table("Contract")
     table.add_column("field", overflow="fold")
-    table.add_column("state", no_wrap=True)
+    table.add_column("state", overflow="fold", min_width=10)
     table.add_column("values", overflow="fold", ratio=1)
-    for difference in contract.different:
-        values = "; ".join(f"{value}: {', '.join(arms)}" for value, arms in difference.arms_of_value.items())
-        table.add_row(escape(difference.field), "[red]different[/red]", escape(values))
-    for name in contract.unknown:
-        table.add_row(escape(name), "[yellow]unknown[/yellow]", "attest it with --attest, or record it")
+    for one in (*contract.different, *contract.disclosed):
+        state = f"[{_CLASS_STYLES[one.kind]}]{text.CLASS_TITLES[one.kind]}[/]\n[dim]{one.group}[/dim]"
+        values = "\n".join(f"{value}: {', '.join(arms)}" for value, arms in one.arms_of_value.items())
+        table.add_row(escape(one.field), state, escape(values))
+    for group, names in text.by_group(contract.unknown).items():
+        table.add_row(escape("\n".join(names)), f"[yellow]unknown[/yellow]\n[dim]{group}[/dim]", _UNKNOWN_HELP)
     for name in contract.attested:
         table.add_row(escape(name), "attested", "taken as equal on your word")
     table.add_row(f"{len(contract.equal)} fields", "equal", escape(_summary(verdict)))

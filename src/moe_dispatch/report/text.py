@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from moe_dispatch.decide.contract_table import DifferenceClass, contract_table
 from moe_dispatch.decide.stats import Interval
 from moe_dispatch.decide.verdict import VerdictKind
 
@@ -13,6 +16,13 @@ KIND_TITLES = {
     VerdictKind.ONLY_AVAILABLE: "Only one available",
     VerdictKind.INCONCLUSIVE: "Inconclusive",
     VerdictKind.NOT_COMPARABLE: "Not comparable",
+}
+
+CLASS_TITLES = {
+    DifferenceClass.CONFOUNDER: "refused",
+    DifferenceClass.DISPATCHER_COUPLED: "coupled",
+    DifferenceClass.HARMLESS: "harmless",
+    DifferenceClass.CONTROLLED: "controlled",
 }
 
 CAPTIONS = {
@@ -52,6 +62,15 @@ def ratio(interval: Interval | None) -> str:
     if interval is None:
         return "1 (baseline)"
     return f"{interval.ratio:.3f} ({interval.low:.3f}-{interval.high:.3f})"
+
+
+def by_group(names: Iterable[str]) -> dict[str, list[str]]:
+    """Contract fields in the groups of the table, in its order."""
+    table = contract_table()
+    grouped: dict[str, list[str]] = {group: [] for group in table.groups}
+    for name in names:
+        grouped[table.rule(name).group].append(name)
+    return {group: members for group, members in grouped.items() if members}
 
 
 def value(thing: object) -> str:
