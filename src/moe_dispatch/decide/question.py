@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from moe_dispatch.core.errors import UsageError
+from moe_dispatch.decide.contract_table import TRAINING_LEVEL
 from moe_dispatch.evidence.record import Model, RunRecord, RunStatus
 
 _STAGES = ("training", "confirm", "decide")
@@ -49,10 +50,14 @@ def pose(records: Sequence[RunRecord], routing: str | None = None) -> Question:
     ok = [record for record in records if record.status is RunStatus.OK]
     stage = _deciding_stage(ok)
     candidates = [record for record in ok if record.stage == stage]
-    main = _keep_axis(candidates, lambda record: record.contract.measure.get("level"), PREFERRED_LEVEL)
+    main = _keep_axis(candidates, _level, PREFERRED_LEVEL)
     level = main
     measured = {str(_routing(record)) for record in level}
-    if routing is None or routing in measured:
+    lone = len({record.choice.label for record in level}) == 1
+    if lone and routing is None and {_level(record) for record in level} == {TRAINING_LEVEL}:
+        # Training runs of one arm are compared with each other: the contract check names what keeps them apart.
+        main = level
+    elif routing is None or routing in measured:
         main = _keep_axis(level, _routing, routing or PREFERRED_ROUTING)
     elif not level or any(str(_routing(record)) == routing for record in records):
         main = []
@@ -81,6 +86,10 @@ def pose(records: Sequence[RunRecord], routing: str | None = None) -> Question:
 
 def _routing(record: RunRecord) -> object:
     return record.contract.workload.get("routing")
+
+
+def _level(record: RunRecord) -> object:
+    return record.contract.measure.get("level")
 
 
 def _deciding_stage(ok: Sequence[RunRecord]) -> str:

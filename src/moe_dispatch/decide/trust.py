@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from moe_dispatch.core.finding import Finding, Severity
+from moe_dispatch.decide.contract import partition
 from moe_dispatch.decide.contract_table import TRAINING_LEVEL
 from moe_dispatch.evidence.record import RunRecord, RunStatus
 
@@ -32,14 +33,9 @@ def trusted(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Finding
         for now, before in zip(proven, records, strict=True)
         if now.status is not before.status
     ]
-    copies: defaultdict[tuple[float, ...], list[RunRecord]] = defaultdict(list)
-    for record in proven:
-        samples = _samples(record)
-        if len(set(samples)) >= MIN_DISTINCT:
-            copies[samples].append(record)
     dropped: set[str] = set()
     distrusted: dict[str, RunRecord] = {}
-    for same in copies.values():
+    for same in _copies(proven):
         arms = sorted({record.choice.label for record in same})
         if len(arms) > 1:
             reason = f"the same step times are recorded for {' and '.join(arms)}: one run under several names"
@@ -59,6 +55,15 @@ _COPY_FIX = "give each run's own log once, under the dispatcher that ran"
 def _copy_finding(kind: str, severity: Severity, message: str) -> Finding:
     why = "launches are what the interval is made of: a copy is not another one"
     return Finding(id=kind, severity=severity, message=message, why=why, advice=(_COPY_FIX,), source="records")
+
+
+def _copies(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Records with the same step times that would be compared; under different contracts they are refused anyway."""
+    found: defaultdict[tuple[int, tuple[float, ...]], list[RunRecord]] = defaultdict(list)
+    for number, group in enumerate(partition([record for record in records if _samples(record)])):
+        for record in group:
+            found[number, _samples(record)].append(record)
+    return [same for (_, samples), same in found.items() if len(set(samples)) >= MIN_DISTINCT]
 
 
 def _samples(record: RunRecord) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from moe_dispatch.decide.arms import ArmSummary
 from moe_dispatch.decide.caps import Cap, SkewCheck
 from moe_dispatch.decide.caps_of_times import mean_cap, resolution_cap
 from moe_dispatch.decide.compare import Comparison
-from moe_dispatch.decide.contract_table import contract_table
+from moe_dispatch.decide.contract_table import TRAINING_LEVEL, contract_table
 from moe_dispatch.decide.question import Question
 from moe_dispatch.decide.stats import Interval
 from moe_dispatch.decide.verdict_model import ArmEvidence, Attribution, VerdictKind
@@ -76,11 +76,11 @@ class Rules:
             )
             text = statement.no_claim([cap.reason], self.comparison.not_ranked)
             return Outcome(VerdictKind.INCONCLUSIVE, None, None, text, (cap,))
-        if self.comparison.excluded:
+        if self.comparison.excluded or (self.comparison.contract.different and self.on.get("level") == TRAINING_LEVEL):
             fields = [difference.field for difference in self.comparison.contract.different]
             cap = Cap(
                 id="not-comparable",
-                reason=f"the arms did not run under one contract ({', '.join(fields)} differ)",
+                reason=f"the runs were not made under one contract ({', '.join(fields)} differ)",
                 remedy=f"measuring all arms with the same {', '.join(fields)}",
             )
             text = statement.no_claim([cap.reason], self.comparison.not_ranked, contract=self.comparison.contract)
