@@ -50,7 +50,9 @@ RAISES = [
     ),
     ("raise AssertionError('No libnccl.so found in /opt/nccl/lib/')", "missing-library", "libnccl.so is missing"),
     ("import ctypes; ctypes.CDLL('libnothing_like_this.so.7')", "missing-library", "libnothing_like_this.so.7"),
-    ("raise FileNotFoundError('No such file or directory: nvcc')", "missing-library", "nvcc is missing"),
+    ("raise FileNotFoundError('No such file or directory: nvcc')", "jit-compiler-missing", "nvcc is missing"),
+    ("cuda_home = None\nassert cuda_home is not None", "jit-compiler-missing", "nvcc is missing"),
+    ("import ctypes; ctypes.CDLL('libnvshmem_host.so.99')", "nvshmem-missing", "NVSHMEM's libnvshmem_host.so.99"),
     ("import sys; sys.exit('no GPU here')", "crashed", "SystemExit: no GPU here"),
     ("import os; os._exit(7)", "crashed", "status 7"),
     ("import os; os.abort()", "crashed", "SIGABRT"),
@@ -114,7 +116,7 @@ SYMBOLS = [
     # deepseek-ai/DeepEP#429
     ("__cudaRegisterLinkedBinary_4a1b", "build-incomplete", "__cudaRegisterLinkedBinary_4a1b"),
     ("ncclDevCommCreate", "nccl-too-old", "ncclDevCommCreate"),
-    ("nvshmemx_init_attr", "missing-library", "nvshmemx_init_attr"),
+    ("nvshmemx_init_attr", "nvshmem-missing", "nvshmemx_init_attr"),
 ]
 
 

@@ -52,12 +52,51 @@ class SymbolNeed(BaseModel):
 
 
 class Consumer(BaseModel):
-    """Who imports the package: our adapter, or a Megatron-Core version; they need different symbols."""
+    """Who imports the package: our adapter, or a Megatron-Core version; they need different symbols.
+
+    Fields:
+        name: several entries of one name hold for different versions of it, newest first.
+        versions: conditions on the version of the distribution `name` (`>=0.13`, `<0.19`); none: every version.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
+    versions: tuple[str, ...] = ()
     needs: tuple[SymbolNeed, ...]
+
+    @property
+    def label(self) -> str:
+        """Name and versions, for a person."""
+        return " ".join((self.name, ",".join(self.versions))).strip()
+
+
+class PackageNeeds(BaseModel):
+    """What a package asks of the machine and of the libraries under it; the gate's level `supported` checks it.
+
+    Fields:
+        capability_min: lowest CUDA compute capability, `9.0`.
+        binaries: modules whose compiled parts must hold code for this GPU and fit torch's CUDA.
+        nccl_min: oldest NCCL at run time.
+        nvshmem_split: versions from which NVSHMEM orders queue pairs in another way: device code and host library must
+            both be older or both be as new.
+        compiler: the package compiles kernels at run time and needs the CUDA compiler of this environment variable's
+            folder (`CUDA_HOME`).
+        peer_access: GPUs of one node must reach each other's memory over NVLink.
+        fabric_handles: memory is shared between nodes where NVLink reaches across them (IMEX).
+        sources: field -> where it is from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    capability_min: str | None = None
+    binaries: tuple[str, ...] = ()
+    nccl_min: str | None = None
+    nvshmem_split: tuple[str, ...] = ()
+    compiler: str | None = None
+    peer_access: bool = False
+    fabric_handles: bool = False
+    sources: dict[str, str] = Field(default_factory=dict)
 
 
 class Capabilities(BaseModel):
@@ -115,6 +154,7 @@ class BackendSpec(BaseModel):
             when this release holds no adapter (the backend can then be gated and emitted, never measured).
         kind: `builtin` needs torch only; `package` needs the modules named by its consumers.
         consumers: who imports what; the first is our adapter.
+        needs: what the package asks of the machine and of the libraries under it.
         simplicity: 0 is simplest; a tie recommends the smallest.
         megatron: None when Megatron ships no such dispatcher.
         experimental: shown and measurable on request, never a candidate by itself.
@@ -130,6 +170,7 @@ class BackendSpec(BaseModel):
     simplicity: int = 5
     platforms: tuple[str, ...] = ()
     consumers: tuple[Consumer, ...] = ()
+    needs: PackageNeeds = PackageNeeds()
     knobs: dict[str, Knob] = Field(default_factory=dict)
     capabilities: Capabilities = Capabilities()
     megatron: MegatronMapping | None = None

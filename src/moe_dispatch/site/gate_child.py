@@ -20,14 +20,16 @@ _MAX_NAMES = 60
 _MAX_CHARS = 4000
 
 
-def run(request: dict[str, Any], report_path: str) -> None:
+def run(request: dict[str, Any], report_path: str, facts: Any) -> None:
     """Import each need in order and write a report after each step.
 
     Args:
-        request: `needs` (list of {module, symbols}), `memory_bytes`, `alarm_s`.
+        request: `needs` (list of {module, symbols}), `apis` (pairs to look for), `binaries` (modules with compiled
+            parts), `memory_bytes`, `alarm_s`.
         report_path: JSON file to write: `step` (what was being imported), `found` (the first top-level module can be
-            located), and either `ok`, `absent` (symbols that are not there) with what it `offers`, or `error` (type,
-            message, missing module, the line that raised, traceback).
+            located), what `gate_child_facts` says of it, and either `ok`, `absent` (symbols that are not there) with
+            what it `offers`, or `error` (type, message, missing module, the line that raised, traceback).
+        facts: the module `gate_child_facts`.
     """
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, request["memory_bytes"])
@@ -39,37 +41,45 @@ def run(request: dict[str, Any], report_path: str) -> None:
         _write(report, report_path)
         try:
             report["found"] = importlib.util.find_spec(top) is not None
+            if "locations" not in report and report["found"]:
+                report.update(_quietly(facts.provider, top), binaries=_quietly(facts.binaries, request["binaries"]))
             _write(report, report_path)
             # as `from module import symbols` does it: a symbol may be a submodule that is yet to be imported
             module = __import__(need["module"], fromlist=need["symbols"] or ["__name__"])
             report.setdefault("file", getattr(module, "__file__", None))
-            _describe(report, top)
             absent = [name for name in need["symbols"] if not hasattr(module, name)]
         except BaseException as error:
-            _describe(report, top)
             report["error"] = _explain(error)
-            report["nccl_copies"] = _mapped_nccl()
-            _write(report, report_path)
-            return
+            break
         if absent:
             public = [name for name in dir(module) if not name.startswith("_")]
             report.update(absent=absent, offers=public[:_MAX_NAMES])
-            _write(report, report_path)
-            return
-    report.update(ok=True, nccl_copies=_mapped_nccl())
+            break
+    else:
+        report["ok"] = True
+    # written first without what follows: it calls into libraries that may be broken
+    _write(report, report_path)
+    report.update(_quietly(facts.loaded), apis=facts.offered(request["apis"]))
     _write(report, report_path)
 
 
-def _describe(report: dict[str, Any], top: str) -> None:
-    """Note which distribution provides the first module that was asked for."""
-    if "provider" in report or not report.get("found"):
-        return
+def _quietly(look: Any, *arguments: Any) -> Any:
+    """What a look at foreign files says, or nothing: they may be malformed, and the gate does not depend on them."""
     try:
-        names = metadata.packages_distributions().get(top) or []
-        report["provider"] = names[0] if names else None
-        report["version"] = metadata.version(names[0]) if names else None
-    except Exception:  # foreign metadata may be malformed; the gate does not depend on it
-        report["provider"] = None
+        return look(*arguments)
+    except Exception:
+        return {}
+
+
+def _facts() -> Any:
+    """The module beside this file, which is no package to the interpreter under test."""
+    path = os.path.join(os.path.dirname(os.path.realpath(__file__)), "gate_child_facts.py")
+    spec = importlib.util.spec_from_file_location("_moe_dispatch_gate_child_facts", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _version(name: str) -> str | None:
@@ -101,15 +111,6 @@ def _limit(kind: int, wanted: int) -> None:
     resource.setrlimit(kind, (lowered, lowered))
 
 
-def _mapped_nccl() -> list[str]:
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libnccl.so" in line}
-    except OSError:
-        return []
-    return sorted({os.path.realpath(path) for path in paths})
-
-
 def _write(report: dict[str, Any], path: str) -> None:
     with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump(report, file)
@@ -121,7 +122,7 @@ if __name__ == "__main__":
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != own]  # must not shadow a backend's modules
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())  # ranks start with `python -m`, so a source folder here is what they import
-    run(json.loads(sys.argv[1]), sys.argv[2])
+    run(json.loads(sys.argv[1]), sys.argv[2], _facts())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what a module does at exit is not under test
