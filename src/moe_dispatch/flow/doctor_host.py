@@ -26,5 +26,5 @@ def look_at_host(request: DoctorRequest, environment: Mapping[str, str], *, for_
     seen = {name: value for name, value in environment.items() if not (for_all_ranks and name in _VISIBILITY)}
     with ThreadPoolExecutor(max_workers=1) as pool:
         site = pool.submit(probe, environment=seen)
-        gates = gate_all(specs.values(), timeout_s=request.probe_s, workers=len(specs))
+        gates = gate_all(specs.values(), timeout_s=request.probe_s, workers=len(specs), site=site.result)
         return HostView(site=site.result(), gates=tuple(gates.values()))

@@ -149,9 +149,9 @@ def _library(module: str, error: dict[str, Any], report: dict[str, Any]) -> Diag
     message = str(error["message"])
     match = _NO_LIBRARY.search(message)
     name = next(group for group in match.groups() if group) if match else ""
-    about_compiler = error["type"] == "AssertionError" and not message and _COMPILER.search(str(error["raised_by"]))
+    about_compiler = error["type"] == "AssertionError" and not message and _COMPILER.search(str(error.get("raised_by")))
     if about_compiler or _COMPILER.fullmatch(name):
-        what = first_line(message) or f"it raised `{error['raised_by']}`"
+        what = first_line(message) or f"it raised `{error.get('raised_by')}`"
         return Diagnosis(
             "jit-compiler-missing",
             f"{module} finds no CUDA compiler: {name or 'nvcc'} is missing ({what})",
