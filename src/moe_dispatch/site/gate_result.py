@@ -35,6 +35,7 @@ ReasonClass = Literal[
     "no-fabric-handles",
     "out-of-memory",
     "init-timeout",
+    "exchange-timeout",
     "crashed",
     "wrong-result",
     "other",

@@ -1,0 +1,28 @@
+"""What one rank of a gate's group writes down, step by step; without torch, because the parent reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moe_dispatch.site.gate_result import Level
+
+
+@dataclass
+class RankReport:
+    """How far one rank came.
+
+    Fields:
+        reached: last level that passed, `supported` before the first.
+        error_type, error, raised_by, traceback: of the exception that stopped it.
+        wrong: what the oracle found wrong.
+        checks: checks of the oracle that passed.
+    """
+
+    rank: int
+    reached: Level = "supported"
+    error_type: str = ""
+    error: str = ""
+    raised_by: str = ""
+    traceback: str = ""
+    wrong: str = ""
+    checks: int = 0
