@@ -6,6 +6,7 @@ Megatron's permute fusion is Transformer Engine's Triton kernels, so these are t
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 import traceback
@@ -17,7 +18,7 @@ _CHARS = 3000
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point: `REPORT.json`; writes `not_run`, or `ran` (implementations that are right), and `error` with `by`."""
+    """Entry point: `REPORT.json`; writes `not_run`, or `ran` (kernels that are right), and `error` with `by`."""
     path = Path(arguments[0])
     report: dict[str, object] = {"ran": []}
     try:
@@ -32,15 +33,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _unable() -> str:
-    for module in ("torch", "triton"):
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name == module:
-                return f"{module} is not installed"
-            raise
+    missing = [module for module in ("torch", "triton") if importlib.util.find_spec(module) is None]
+    if missing:
+        return f"{missing[0]} is not installed"
     import torch
 
+    importlib.import_module("triton")  # a broken one shows on any device
     return "" if torch.cuda.is_available() else "needs a GPU"
 
 
