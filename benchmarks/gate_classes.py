@@ -1,8 +1,8 @@
 """What the gate says about the exchange packages of several environments, as the table of docs/gate.md.
 
-    python benchmarks/gate_classes.py none=/usr/bin/python3 deepep=/venvs/deepep/bin/python deepep=/venvs/x/bin/python@_C
+    python benchmarks/gate_classes.py none=/usr/bin/python3 deepep=/venvs/a/bin/python deepep=/venvs/b/bin/python@_C
 
-Each argument names an environment and its interpreter; `@MODULE` asks for one module alone instead of what Megatron-Core
+Each argument names an environment and its interpreter; `@MODULE` asks for one module alone, not for what Megatron-Core
 and the packages' own users import. The interpreter needs nothing but the packages under test.
 """
 

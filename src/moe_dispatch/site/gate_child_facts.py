@@ -115,13 +115,14 @@ def loaded() -> dict[str, Any]:
     """Libraries mapped into this process and their versions, as they report them.
 
     Returns:
-        `nccl_copies` and `nvshmem_copies` (real paths), `nccl_version`, `nvshmem_version`, `torch_cuda`.
+        `nccl_copies` and `nvshmem_copies` (real paths), `nccl_version` (of the copy that is loaded, else of its
+        wheel), `nvshmem_version`, `torch_cuda`.
     """
     nccl, nvshmem = mapped("libnccl.so"), mapped("libnvshmem_host.so")
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     return {
         "nccl_copies": nccl,
-        "nccl_version": _nccl_version(nccl[0]) if nccl else None,
+        "nccl_version": _nccl_version(nccl[0]) if nccl else _nccl_wheel(),
         "nvshmem_copies": nvshmem,
         "nvshmem_version": _nvshmem_version(nvshmem[0]) if nvshmem else None,
         "torch_cuda": cuda if isinstance(cuda, str) else None,
@@ -145,6 +146,19 @@ def _nccl_version(path: str) -> str | None:
         return None
     unit = 10000 if code.value >= 10000 else 1000
     return f"{code.value // unit}.{code.value % unit // 100}.{code.value % 100}"
+
+
+def _nccl_wheel() -> str | None:
+    """Version of NCCL's wheel, where nothing has loaded NCCL yet and no other copy stands before it."""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    if any(folder and os.path.exists(os.path.join(folder, "libnccl.so.2")) for folder in folders):
+        return None
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def _nvshmem_version(path: str) -> str | None:

@@ -168,7 +168,7 @@ def _nccl(seen: _Seen) -> Iterator[Outcome]:
         where = f" from {copies[0]}" if copies else ""
         yield Diagnosis(
             "nccl-too-old",
-            f"{seen.spec.name} needs NCCL {least} or newer; {have} is loaded{where}",
+            f"{seen.spec.name} needs NCCL {least} or newer; {have} is {'loaded' if copies else 'installed'}{where}",
             f"install NCCL {least} or newer and let LD_LIBRARY_PATH or LD_PRELOAD put it first",
         )
     else:
