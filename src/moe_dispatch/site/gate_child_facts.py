@@ -153,12 +153,9 @@ def _nccl_wheel() -> str | None:
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     if any(folder and os.path.exists(os.path.join(folder, "libnccl.so.2")) for folder in folders):
         return None
-    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    wheels = (each for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") for each in metadata.distributions(name=name))
+    found = next(wheels, None)
+    return found.version if found else None
 
 
 def _nvshmem_version(path: str) -> str | None:
