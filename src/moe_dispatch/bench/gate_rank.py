@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from moe_dispatch.bench.gate_rank_report import RankReport
 from moe_dispatch.core.backend import BackendSpec
+from moe_dispatch.core.errors import LaunchError
 from moe_dispatch.core.registry import load_target
 from moe_dispatch.dispatch.reference import check_dispatcher
 
@@ -40,6 +41,8 @@ def main(arguments: list[str]) -> int:
         spec = BackendSpec.model_validate_json(Path(spec_path).read_text(encoding="utf-8"))
         where = torch.device(device, int(local_rank)) if device == "cuda" else torch.device(device)
         if device == "cuda":
+            if int(local_rank) >= torch.cuda.device_count():
+                raise LaunchError(f"there is no GPU {local_rank} for it; this process sees {torch.cuda.device_count()}")
             torch.cuda.set_device(where)
         dist.init_process_group(
             _TRANSPORT[device],

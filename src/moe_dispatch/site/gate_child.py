@@ -95,10 +95,12 @@ def _explain(error: BaseException) -> dict[str, Any]:
     except Exception:  # a foreign exception class may fail even at this
         message = ""
     frames = traceback.extract_tb(error.__traceback__)
+    cause = error.__cause__ or error.__context__
     return {
         "type": type(error).__name__,
         "message": message[:_MAX_CHARS],
         "missing_module": error.name if isinstance(error, ModuleNotFoundError) else None,
+        "caused_by_missing": cause.name if isinstance(cause, ModuleNotFoundError) else None,
         "raised_by": frames[-1].line if frames else None,
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[-_MAX_CHARS:],
     }

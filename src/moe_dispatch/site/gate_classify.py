@@ -77,6 +77,10 @@ def _diagnose(report: dict[str, Any], install_hint: str) -> Diagnosis:
     found = diagnose_library(module, error, report)
     if found:
         return found
+    if error.get("caused_by_missing"):
+        absent = str(error["caused_by_missing"]).partition(".")[0]
+        what = f"{module} needs the module {absent}, which is not there: {first_line(message)}"
+        return Diagnosis("missing-library", what, f"install {absent} beside it")
     if error["type"] == "ImportError" and "cannot import name" in message:
         return Diagnosis("missing-feature", f"{module} cannot be imported: {first_line(message)}", install_hint)
     what = first_line(message) or f"no message, raised by `{error.get('raised_by')}`"

@@ -59,7 +59,7 @@ def _undefined_symbol(module: str, message: str, report: dict[str, Any]) -> Diag
     if mangled.startswith("nccl"):
         return Diagnosis(
             "nccl-too-old",
-            f"{module} needs {symbol}, which the NCCL that is loaded does not have",
+            f"{module} needs {symbol}, which NCCL {report.get('nccl_version') or 'here'} does not have",
             "install the NCCL it was built with, and leave only that libnccl visible",
         )
     if mangled.startswith(_CUDA_LINK) or re.match(rf"_Z(?:T\w)?N[VKrRO]*{len(top)}{re.escape(top)}", mangled):
