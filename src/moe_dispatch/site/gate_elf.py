@@ -102,7 +102,7 @@ def read_binary(path: str | Path) -> Binary | None:
                 architectures=_common(list(_containers(data, sections))),
                 nvshmem_device=_nvshmem_device(data, sections),
             )
-    except (OSError, ValueError, struct.error, IndexError):
+    except (OSError, ValueError, OverflowError, struct.error, IndexError):  # a damaged table points anywhere
         return None
 
 

@@ -182,9 +182,7 @@ def _nvshmem(seen: _Seen) -> Iterator[Outcome]:
         if device is None or host is None:
             continue
         name = os.path.basename(binary.path)
-        crossed = [
-            each for each in seen.spec.needs.nvshmem_split if (release(device) < release(each)) != _new(host, each)
-        ]
+        crossed = [each for each in seen.spec.needs.nvshmem_split if _new(device, each) != _new(host, each)]
         if crossed:
             yield Diagnosis(
                 "nvshmem-split",
@@ -267,7 +265,7 @@ def _compiler(seen: _Seen) -> Iterator[Outcome]:
 def _notes(seen: _Seen) -> Iterator[str]:
     host = seen.report.get("nvshmem_version")
     for since in seen.spec.needs.nvshmem_split:
-        source = seen.spec.needs.sources.get("nvshmem_split", "")
+        source = seen.spec.needs.sources.get("nvshmem_split", "the package that follows it")
         if host and _new(host, since):
             yield (
                 f"NVSHMEM {host} orders queue pairs in another way than before {since}: a build without the change of "

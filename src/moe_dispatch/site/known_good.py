@@ -97,8 +97,12 @@ def _differences(versions: Mapping[str, str | None], entry: KnownGood) -> tuple[
     return tuple(
         Difference(component, versions.get(component), condition)
         for component, condition in entry.components.items()
-        if not (versions.get(component) and matches(str(versions[component]), condition))
+        if not _fits(versions.get(component), condition)
     )
+
+
+def _fits(version: str | None, condition: str) -> bool:
+    return bool(version) and all(matches(str(version), part) for part in condition.split(","))
 
 
 def _distance(nearest: Nearest) -> tuple[int, int, int]:
