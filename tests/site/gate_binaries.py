@@ -1,4 +1,4 @@
-"""Shared objects with device code, made without a GPU: the containers that nvcc writes, laid down by gcc."""
+"""What a gate finds on a machine: shared objects with device code laid down by gcc, a compiler, a declared GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gate_modules import compile_shared
+
+from moe_dispatch.site.devices import Gpu
+from moe_dispatch.site.model import Site
 
 PTX, CUBIN = 1, 2
 ARCH_SPECIFIC, FAMILY = 1 << 20, 1 << 21
@@ -51,3 +54,19 @@ def nccl(version: str) -> str:
     """C code of an NCCL that reports a version."""
     major, minor, patch = map(int, version.split("."))
     return f"int ncclGetVersion(int *v) {{ *v = {major * 10000 + minor * 100 + patch}; return 0; }}\n"
+
+
+def compiler(folder: Path, script: str) -> str:
+    """A CUDA folder whose nvcc is this shell script; the folder's path."""
+    (folder / "bin").mkdir(parents=True)
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\n{script}\n")
+    nvcc.chmod(0o755)
+    return str(folder)
+
+
+def machine(capability: str = "9.0", **changes: object) -> Site:
+    """A machine with one GPU."""
+    gpu = Gpu(index=0, name="made up", capability=capability)
+    fields: dict[str, object] = {"name": "m", "declared": False, "device": "cuda", "gpus_per_node": 1, "gpus": (gpu,)}
+    return Site.model_validate(fields | changes)

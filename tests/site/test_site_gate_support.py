@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from gate_binaries import CUBIN, container, nccl, nvshmem_device, nvshmem_host, with_device_code
+from gate_binaries import CUBIN, compiler, container, machine, nccl, nvshmem_device, nvshmem_host, with_device_code
 from gate_modules import NAME, Stage, backend, compile_shared, needs_gcc
 
 from moe_dispatch.core.backend import BackendSpec, PackageNeeds
@@ -15,13 +15,6 @@ from moe_dispatch.site.gate import gate
 from moe_dispatch.site.gate_result import GateResult
 from moe_dispatch.site.gate_support import check_support
 from moe_dispatch.site.model import Site
-
-
-def machine(capability: str = "9.0", **changes: object) -> Site:
-    """A machine with one GPU."""
-    gpu = Gpu(index=0, name="made up", capability=capability)
-    fields: dict[str, object] = {"name": "m", "declared": False, "device": "cuda", "gpus_per_node": 1, "gpus": (gpu,)}
-    return Site.model_validate(fields | changes)
 
 
 def needing(**needs: object) -> BackendSpec:
@@ -142,14 +135,6 @@ def test_device_and_host_side_of_nvshmem(stage: Stage, device: str, host: str, e
     result = ask(stage, needing(binaries=(NAME,), nvshmem_split=("3.5.19",)))
     assert result.reason_class == expected, result
     assert any("queue pairs" in note for note in result.notes) is (host > "3.5.19")
-
-
-def compiler(folder: Path, script: str) -> str:
-    (folder / "bin").mkdir(parents=True)
-    nvcc = folder / "bin" / "nvcc"
-    nvcc.write_text(f"#!/bin/sh\n{script}\n")
-    nvcc.chmod(0o755)
-    return str(folder)
 
 
 STUBS = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -142,7 +143,7 @@ def _read(folder: Path, rank: int) -> RankReport:
 
 
 def _failure(spec: BackendSpec, outcome: _Outcome, timeout_s: float) -> Diagnosis | None:
-    """Why the group did not come to the end: a wrong result or an error before those that only waited for it."""
+    """Why the group did not come to the end: a wrong result, an error or a crash, else the limit."""
     wrong = next((report for report in outcome.reports if report.wrong), None)
     if wrong:
         return Diagnosis(
@@ -150,25 +151,39 @@ def _failure(spec: BackendSpec, outcome: _Outcome, timeout_s: float) -> Diagnosi
             f"{spec.name} moves tokens, but not as the oracle says: {first_line(wrong.wrong)}",
             "do not train with it here; report it to its makers with this output",
         )
-    for report, code in zip(outcome.reports, outcome.codes, strict=True):
-        if report.error_type:
-            return _error(spec, report)
-        if code is not None and code < 0:
-            return Diagnosis(
-                "crashed",
-                f"{spec.name}: rank {report.rank} was ended by signal {-code} while it {_doing(report.reached)}",
-                "read the output that is kept with this result; rebuild the package for this driver and GPU",
-            )
+    first = _first_to_fail(outcome)
+    if first is not None:
+        return _error(spec, first[0]) if first[0].error_type else _crash(spec, *first)
     waiting = [report for report in outcome.reports if report.reached != "moves-tokens"]
     if waiting:
-        first = min(waiting, key=lambda report: LEVELS.index(report.reached))
+        lowest = min(waiting, key=lambda report: LEVELS.index(report.reached))
         ranks = ", ".join(str(report.rank) for report in waiting)
         return Diagnosis(
-            "init-timeout" if first.reached == "supported" else "exchange-timeout",
-            f"{spec.name} {_doing(first.reached)} for more than {timeout_s:g} s on rank {ranks}",
+            "init-timeout" if lowest.reached == "supported" else "exchange-timeout",
+            f"{spec.name} {_doing(lowest.reached)} for more than {timeout_s:g} s on rank {ranks}",
             "look at the ranks' output; check the network between them and stale locks of a compiler's cache",
         )
     return None
+
+
+def _first_to_fail(outcome: _Outcome) -> tuple[RankReport, int] | None:
+    """The rank that is to blame: one that crashed, else the first that raised, else one that aborted.
+
+    The others lose their peer and raise or abort because of it.
+    """
+    ended = [(report, code) for report, code in zip(outcome.reports, outcome.codes, strict=True) if code]
+    crashed = [each for each in ended if each[1] < 0 and each[1] != -signal.SIGABRT]
+    raised = sorted((each for each in ended if each[0].error_type), key=lambda each: each[0].failed_at_s)
+    return next(iter([*crashed, *raised, *ended]), None)
+
+
+def _crash(spec: BackendSpec, report: RankReport, code: int) -> Diagnosis:
+    how = f"by signal {-code}" if code < 0 else f"with status {code}"
+    return Diagnosis(
+        "crashed",
+        f"{spec.name}: rank {report.rank} was ended {how} while it {_doing(report.reached)}",
+        "read the output that is kept with this result; rebuild the package for this driver and GPU",
+    )
 
 
 def _error(spec: BackendSpec, report: RankReport) -> Diagnosis:

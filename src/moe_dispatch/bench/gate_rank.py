@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from dataclasses import asdict
 from datetime import timedelta
@@ -53,6 +54,7 @@ def main(arguments: list[str]) -> int:
         )
         _climb(spec, where, report, path)
     except BaseException as error:
+        report.failed_at_s = time.monotonic()
         frames = traceback.extract_tb(error.__traceback__)
         report.error_type, report.error = type(error).__name__, str(error)[:_CHARS]
         report.raised_by = (frames[-1].line or "") if frames else ""

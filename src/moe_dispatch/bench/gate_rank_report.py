@@ -14,6 +14,7 @@ class RankReport:
     Fields:
         reached: last level that passed, `supported` before the first.
         error_type, error, raised_by, traceback: of the exception that stopped it.
+        failed_at_s: clock of this host at that moment; who failed first did not fail because of another.
         wrong: what the oracle found wrong.
         checks: checks of the oracle that passed.
     """
@@ -24,5 +25,6 @@ class RankReport:
     error: str = ""
     raised_by: str = ""
     traceback: str = ""
+    failed_at_s: float = 0.0
     wrong: str = ""
     checks: int = 0
