@@ -176,6 +176,22 @@ def test_the_driver_and_the_cuda_of_torch(offered: str, expected: str) -> None:
     assert [failure.reason_class for failure in support.failures] == ([expected] if expected else [])
 
 
+def test_the_forward_compatible_libcuda_serves_a_newer_cuda(tmp_path: Path) -> None:
+    (tmp_path / "cuda" / "compat" / "lib").mkdir(parents=True)
+    (tmp_path / "cuda" / "compat" / "lib" / "libcuda.so.1").touch()
+    environment = {"LD_LIBRARY_PATH": str(tmp_path / "cuda" / "compat" / "lib")}
+    support = check_support(needing(), machine(cuda="12.8"), {"torch_cuda": "13.0"}, environment)
+    assert support.failures == ()
+    assert "forward-compatible" in support.evidence[0]
+
+
+def test_what_needs_torch_only_is_told_and_not_refused() -> None:
+    alltoall = needing().model_copy(update={"kind": "builtin"})
+    support = check_support(alltoall, machine(cuda="12.8"), {"torch_cuda": "13.0"}, {})
+    assert support.failures == ()
+    assert "serves CUDA 12.8" in support.notes[0]
+
+
 @needs_gcc
 def test_a_package_for_another_cuda_than_torch(tmp_path: Path) -> None:
     compile_shared(tmp_path / "libcudart.so", "void cudart(void) {}\n", "-Wl,-soname,libcudart.so.12")

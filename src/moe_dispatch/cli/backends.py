@@ -25,8 +25,9 @@ def backends(
     gates = {}
     if gate:
         from moe_dispatch.site.gate import gate_all
+        from moe_dispatch.site.probe import probe
 
-        gates = gate_all(specs.values())
+        gates = gate_all(specs.values(), site=probe)
     broken = [name for name, result in gates.items() if not result.available and result.reason_class != "not-installed"]
     if as_json:
         print_json(

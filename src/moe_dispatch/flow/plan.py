@@ -95,7 +95,8 @@ def _gates(site: Site, here: Site, named: Sequence[Choice]) -> dict[str, GateRes
         return {}
     specs, _ = load_backends_with_findings()
     wanted = {choice.dispatcher for choice in named} or set(specs)
-    return gate_all(spec for name, spec in specs.items() if name in wanted and spec.kind != "builtin")
+    packages = (spec for name, spec in specs.items() if name in wanted and spec.kind != "builtin")
+    return gate_all(packages, site=here)
 
 
 def _absent(entries: Sequence[str]) -> dict[str, str]:

@@ -136,7 +136,7 @@ def prepare(request: MeasureRequest, listener: Listener) -> Setup:
     site = probe(request.nnodes)
     specs, findings = load_backends_with_findings()
     listener.note(f"gating {len(specs)} backends")
-    gates = gate_all(specs.values())
+    gates = gate_all(specs.values(), site=site)
     baseline = gates[BASELINE]
     if not baseline.available:
         raise MissingDependency(

@@ -16,10 +16,13 @@ from moe_dispatch.site.gate_compiler import try_compiler
 from moe_dispatch.site.gate_diagnosis import Diagnosis
 from moe_dispatch.site.gate_elf import Binary, read_binary
 from moe_dispatch.site.hardware import load_hardware
+from moe_dispatch.site.libraries import resolve_libraries
 from moe_dispatch.site.model import Site
 from moe_dispatch.site.versions import release
 
 _FABRIC_OFF = ("0", "false")
+_COMPAT = "/compat/"
+"""Folder of the package cuda-compat, which serves a newer CUDA on an older data centre driver."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,16 @@ def check_support(
     seen = _Seen(spec, site, report, found, os.environ if environment is None else environment)
     checks = (_driver, _capability, _architectures, _cuda_major, _nccl, _nvshmem, _peers, _fabric, _compiler)
     outcomes = [outcome for check in checks for outcome in check(seen)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Diagnosis)]
+    notes = list(_notes(seen))
+    if spec.kind == "builtin":  # it needs torch only; whether torch can use the GPU shows when a buffer is made
+        notes += [failure.reason for failure in failures]
+        failures = []
     architectures = sorted({each for binary in found for each in binary.architectures})
     return Support(
         evidence=tuple(outcome for outcome in outcomes if isinstance(outcome, str)),
-        failures=tuple(outcome for outcome in outcomes if isinstance(outcome, Diagnosis)),
-        notes=tuple(_notes(seen)),
+        failures=tuple(failures),
+        notes=tuple(notes),
         architectures=tuple(map(str, architectures)),
     )
 
@@ -86,6 +94,9 @@ def _driver(seen: _Seen) -> Iterator[Outcome]:
     if not offered or not wanted:
         return
     if release(offered)[:1] < release(wanted)[:1]:
+        if _COMPAT in resolve_libraries(seen.environment).get("libcuda.so.1", ""):
+            yield f"driver for CUDA {offered}, torch for {wanted} through the forward-compatible libcuda"
+            return
         yield Diagnosis(
             "driver-too-old",
             f"the GPU driver {seen.site.driver or ''} serves CUDA {offered}, but torch was built for CUDA {wanted}",
