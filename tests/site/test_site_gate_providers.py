@@ -152,7 +152,7 @@ def test_the_version_of_the_consumer_decides(stage: Stage) -> None:
 
 
 def test_the_installed_version_counts_for_this_interpreter_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_consumer.metadata, "version", lambda name: "0.12.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.12.0")
     deepep = get_backend("deepep")
     assert [need.module for need in gate_consumer.want(deepep, "megatron-core").needs] == ["deep_ep"]
     elsewhere = gate_consumer.want(deepep, "megatron-core", python=sys.executable + "x")
