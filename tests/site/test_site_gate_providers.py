@@ -122,6 +122,12 @@ def test_deep_ep_without_what_is_asked_for(stage: Stage, name: str, text: str, v
     assert result.fix
 
 
+def test_deep_ep_of_the_first_generation_only(stage: Stage) -> None:
+    stage.write({"deep_ep/__init__.py": "class Buffer: pass\n"})
+    result = gate(backend("ElasticBuffer", module="deep_ep"), python=stage.python)
+    assert (result.status, result.variant, result.apis) == ("missing-feature", "v1-only", ("deep_ep.Buffer",))
+
+
 @pytest.mark.parametrize(
     ("module", "top", "variant"), [("uccl.ep", "uccl", "no-uccl-ep"), ("nccl.ep", "nccl", "no-nccl-ep")]
 )
