@@ -69,7 +69,7 @@ class GateResult(_Frozen):
 
     Fields:
         level_reached: the highest level that passed.
-        levels: every level of `LEVELS` in order; empty only when the gate itself could not start.
+        levels: every level of `LEVELS` in order; empty only when there was nothing to try or the gate could not start.
         available: whether the backend may be measured, as far as this gate looked: `imports` passed and nothing failed.
         reason_class, reason, fix: empty when available; `reason` is one sentence for a person.
         variant: what kind of `missing-feature`, such as `no-hybridep-buffer`; else empty.
