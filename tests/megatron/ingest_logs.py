@@ -117,7 +117,6 @@ def megatron_lm(numbers: Iterable[int] = range(1, 11), *, planned: int = 10, **c
     return [
         "> PyTorch version ................ 2.11.0+cu130",
         "> Megatron-Core version .......... 0.20.0",
-        "using world size: 8, data-parallel size: 8, context-parallel size: 1",
         *arguments(train_iters=planned, **changes),
         "training ...",
         *(iteration(number, planned) for number in numbers),

@@ -114,9 +114,9 @@ def test_an_unset_variable_opens_its_field_and_no_other(tmp_path: Path) -> None:
 
 
 def test_unset_arguments_open_every_absent_field(tmp_path: Path) -> None:
-    found = read_text(tmp_path, "python pretrain_gpt.py --moe-router-topk 8 $MORE\n")
+    found = read_text(tmp_path, "python pretrain_gpt.py --moe-router-topk 8 $MORE_ARGS\n")
     assert not found.complete
-    assert "MORE" in found.notes[-1]
+    assert "MORE_ARGS" in found.notes[-1]
     assert found.get("moe_router_topk") == 8
     with pytest.raises(UnknownSetting):
         found.get(TYPE)

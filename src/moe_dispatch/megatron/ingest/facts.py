@@ -15,7 +15,6 @@ from moe_dispatch.megatron.ingest.outcome import OutcomeReader
 from moe_dispatch.megatron.ingest.scan import scan
 
 _VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.+ (\S+)")
-_WORLD = re.compile(r"using world size: (\d{1,9})\b")
 _START = re.compile(r"successfully loaded checkpoint .{1,4096}? at iteration (\d{1,12})\b")
 _BILLIONS = re.compile(r"((?:Number of|Total number of) [a-z ]+?) in billions: +(\d+(?:\.\d+)?)")
 _NCCL = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
@@ -43,7 +42,6 @@ class RunFacts:
         self.versions: dict[str, str] = {}
         self.parameters: dict[str, float] = {}
         self.starts: set[int] = set()
-        self.world: int | None = None
         self.framework = ""
         self.unattributed = 0
         self.files: list[str] = []
@@ -118,8 +116,6 @@ class RunFacts:
             self.framework = self.framework or "megatron-lm"
         elif nccl := _NCCL.search(text):
             self.versions.setdefault("nccl", nccl[1])
-        elif world := _WORLD.search(text):
-            self.world = int(world[1])
         elif start := _START.search(text):
             self.starts.add(int(start[1]))
         elif billions := _BILLIONS.search(text):

@@ -14,7 +14,6 @@ from datetime import datetime
 
 _HEAD = re.compile(r"iteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\]\s*$")
-_NUMBER = re.compile(r"-?(?:\d+(?:\.\d*)?(?:[Ee][+-]?\d+)?|nan|inf)")
 _STEP_TIME = re.compile(r"Step Time : (\d+\.\d\d)s GPU utilization: (\d+\.\d)MODEL_TFLOP/s/GPU")
 _FIELDS = {
     "consumed samples": "consumed_samples",
@@ -26,6 +25,10 @@ _FIELDS = {
     "number of skipped iterations": "skipped",
     "number of nan iterations": "nan",
 }
+_VALUE = re.compile(
+    rf"\| *({'|'.join(map(re.escape, _FIELDS))}): +(-?(?:\d+(?:\.\d*)?(?:[Ee][+-]?\d+)?|nan|inf)) *(?=\|)"
+)
+"""A field of ours between its two bars."""
 _STAMP_CHARACTERS = 40
 
 
@@ -103,14 +106,8 @@ def step_times(text: str) -> list[StepTime]:
 
 def _parse(text: str, head: re.Match[str], end: int) -> IterationLine:
     values: dict[str, float] = {}
-    for segment in text[head.end() : end].split("|")[:-1]:
-        name, found, value = segment.partition(": ")
-        field = _FIELDS.get(name.strip()) if found else None
-        if field is None:
-            continue
-        value = value.strip()
-        if _NUMBER.fullmatch(value) and field not in values:
-            values[field] = float(value)
+    for name, value in _VALUE.findall(text, head.end() - 1, end):
+        values.setdefault(_FIELDS[name], float(value))
     stamp = _STAMP.search(text, max(0, head.start() - _STAMP_CHARACTERS), head.start())
     return IterationLine(
         iteration=int(head[1]), planned=int(head[2]), stamp=_seconds(stamp[1]) if stamp else None, **values

@@ -80,7 +80,7 @@ def _arm_labels(choice: Choice) -> set[str]:
 
 
 def _world(run: Run) -> int | None:
-    return run.facts.world or run.settings.integer("world_size") or run.request.ranks
+    return run.settings.integer("world_size") or run.request.ranks
 
 
 def _samples(run: Run) -> Performance | None:

@@ -144,7 +144,9 @@ def _named_backend(settings: Settings) -> str | None:
 def _effective(facts: RunFacts, settings: Settings, request: RunRequest, until: Stage | None) -> Effective | None:
     if not settings.stages:
         return None
-    config = settings.config(facts.framework, facts.world or request.ranks, request.environment or {}, until=until)
+    config = settings.config(
+        facts.framework, settings.integer("world_size") or request.ranks, request.environment or {}, until=until
+    )
     try:
         return effective_dispatcher(config)
     except UnknownSetting:

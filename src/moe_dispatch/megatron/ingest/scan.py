@@ -27,7 +27,6 @@ ANCHORS: tuple[bytes, ...] = (
     b"successfully loaded checkpoint",
     b" version ...",
     b"NCCL version ",
-    b"using world size: ",
     b"arameters in billions",
     b"Error: ",
     b"Assertion `",
@@ -37,7 +36,6 @@ ANCHORS: tuple[bytes, ...] = (
     b" death signal",
     b"DUE TO TIME LIMIT",
     b"HYBRID_EP_",
-    b"ep_bootstrap(",
     b"moe-dispatch-trace",
 )
 """Each costs a pass over the file: long ones and rare letters are cheap, and a message that is only ever printed with
@@ -48,12 +46,12 @@ MAX_LINE_BYTES = 4 << 20
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_PREFIXES = (
-    re.compile(r" *(?P<rank>\d+): "),  # srun -l, the task number padded to a width; exactly one space follows
-    re.compile(r"\[(?!rank)[A-Za-z_]*\d+\]:"),  # torchrun --tee, a local rank: no space follows
-    re.compile(r"\[rank(?P<rank>\d+)\]: "),  # torch's exception hook
-    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"),  # kubectl, CRI
-    re.compile(r"[\w./-]+ {1,20}\| (?= ?\S)"),  # docker compose: name, padding, bar
+_PREFIX = re.compile(
+    r" *(?P<task>\d+): "  # srun -l, the task number padded to a width; exactly one space follows
+    r"|\[(?!rank)[A-Za-z_]*\d+\]:"  # torchrun --tee, a local rank: no space follows
+    r"|\[rank(?P<rank>\d+)\]: "  # torch's exception hook
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"  # kubectl, CRI
+    r"|[\w./-]+ {1,20}\| (?= ?\S)"  # docker compose: name, padding, bar
 )
 
 
@@ -99,9 +97,9 @@ def strip_prefixes(text: str) -> tuple[str, int | None]:
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     start, rank = 0, None
-    while match := next((found for prefix in _PREFIXES if (found := prefix.match(text, start))), None):
+    while match := _PREFIX.match(text, start):
         start = match.end()
-        named = match.groupdict().get("rank")
+        named = match["task"] or match["rank"]
         rank = int(named) if named and len(named) < 10 else rank
     return text[start:], rank
 

@@ -6,9 +6,10 @@ NVIDIA/Megatron-LM@d98e8a64:megatron/training/arguments.py and argument_utils.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from moe_dispatch.megatron.inputs.expand import OPEN
+from moe_dispatch.megatron.inputs.expand import OPEN, open_name
 from moe_dispatch.megatron.inputs.values import Collected, setting
 from moe_dispatch.megatron.settings import Origin
 from moe_dispatch.megatron.settings_fields import Setting, settings_fields
@@ -22,6 +23,8 @@ _RENAMED = {
     "seq_len": "seq_length",
 }
 _LAYERS_PER_STAGE = "num_layers_per_virtual_pipeline_stage"
+_HOLDS_ARGUMENTS = re.compile(r"^$|ARG|OPT|EXTRA|FLAG|PARAM|CONFIG|MORE", re.IGNORECASE)
+"""Names of variables that hold arguments rather than a value."""
 _TEXT = ("moe_router_dtype", "moe_router_load_balancing_type", "cuda_graph_impl", "data_path", "save", "load")
 """Fields whose words are names, also where they look like `none`."""
 
@@ -46,7 +49,7 @@ def read_arguments(words: Sequence[str], collected: Collected, where: str, kind:
         flag, equals, inline = word[2:].partition("=")
         values = [inline] if equals else []
         while not equals and at < len(words) and not words[at].startswith("--"):
-            if words[at] == OPEN and not _is_value(flag, values):
+            if not _is_value(flag, values, words[at]):
                 loose.append(words[at])
             else:
                 values.append(words[at])
@@ -56,11 +59,16 @@ def read_arguments(words: Sequence[str], collected: Collected, where: str, kind:
     return [word for word in loose if OPEN in word]
 
 
-def _is_value(flag: str, values: list[str]) -> bool:
-    """Whether an unknown word is this flag's value; elsewhere it may stand for any number of further arguments."""
+def _is_value(flag: str, values: list[str], word: str) -> bool:
+    """Whether a word is this flag's value, or a variable that stands for any number of further arguments."""
+    variable = open_name(word)
+    if variable is None:
+        return True
     name = flag.replace("-", "_")
     known = settings_fields().get(_RENAMED.get(name, name))
-    return not values and known is not None and known.type != "bool"
+    if known is not None:
+        return known.type != "bool" and not values
+    return not values and not _HOLDS_ARGUMENTS.search(variable)
 
 
 def _take(flag: str, values: list[str], collected: Collected, origin: Origin) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from moe_dispatch.megatron.inputs.lexer import Piece, Token
 
 OPEN = "\0"
-"""Stands in a word for what could not be read."""
+"""Begins and ends, in a word, the name of what could not be read."""
 _VARIABLE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*)|(?P<special>[@*#?$!0-9-])|\{(?P<braced>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
     r"|\(\((?P<sum>[^()]*)\)\)|\((?P<command>.*)\))",
@@ -44,7 +44,7 @@ class Variables:
     def forget(self, name: str) -> None:
         """From now on the value is not known."""
         self.arrays.pop(name, None)
-        self.strings[name] = OPEN
+        self.strings[name] = _open(name)
 
     def words(self, token: Token) -> list[str]:
         """A token as words: unquoted values split at spaces, arrays give a word for each element."""
@@ -96,16 +96,16 @@ class Variables:
     def _value(self, match: re.Match[str]) -> str | list[str]:
         if match["special"] is not None:
             # A launcher is judged as if it were started without further arguments.
-            return [] if match["special"] in "@*" else OPEN
+            return [] if match["special"] in "@*" else _open("")
         if match["sum"] is not None:
             return self._sum(match["sum"])
         if match["command"] is not None:
-            return OPEN
+            return _open("")
         if match["plain"] is not None:
             return self._lookup(match["plain"])
         braced = _BRACED.fullmatch(match["braced"])
         if braced is None:
-            return OPEN
+            return _open("")
         if braced["index"]:
             return list(self.arrays[braced["name"]]) if braced["name"] in self.arrays else self._lookup(braced["name"])
         return self._with_default(braced)
@@ -131,22 +131,22 @@ class Variables:
         if name in self.arrays:
             return self.arrays[name][0] if self.arrays[name] else ""
         self.missing.append(name)
-        return OPEN
+        return _open(name)
 
     def _sum(self, text: str) -> str:
         known = {name: self._lookup(name) for name in set(re.findall(r"[A-Za-z_]\w*", text))}
-        numbers = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: known.get(match[1], OPEN), text)
+        numbers = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: known.get(match[1], _open(match[1])), text)
         if not _SUM.fullmatch(numbers) or len(numbers) > _MOST_DIGITS or "**" in numbers:
-            return OPEN
+            return _open("")
         return _integer(numbers)
 
 
 def _integer(expression: str) -> str:
-    """Shell arithmetic on literal integers; OPEN for anything else."""
+    """Shell arithmetic on literal integers; a mark for anything else."""
     try:
         return str(_fold(ast.parse(expression.strip(), mode="eval").body))
     except (SyntaxError, ValueError, ZeroDivisionError):
-        return OPEN
+        return _open("")
 
 
 def _fold(node: ast.expr) -> int:
@@ -162,6 +162,17 @@ def _fold(node: ast.expr) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_fold(node.left), _fold(node.right))
     raise ValueError("not an expression of integers")
+
+
+def _open(name: str) -> str:
+    return f"{OPEN}{name}{OPEN}"
+
+
+def open_name(word: str) -> str | None:
+    """The variable that a whole word stands for; None when the word is, or holds, something that was read."""
+    if len(word) < 2 or not (word.startswith(OPEN) and word.endswith(OPEN)) or OPEN in word[1:-1]:
+        return None
+    return word[1:-1]
 
 
 def initial(environment: Mapping[str, str]) -> Variables:

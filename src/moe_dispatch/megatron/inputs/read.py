@@ -24,6 +24,7 @@ MOST_BYTES = 4 * 2**20
 """A launcher or configuration is far smaller; a larger file is something else."""
 _YAML = (".yaml", ".yml", ".json")
 _SHAPE = ("num_moe_experts", "num_layers", "hidden_size", "moe_router_topk", "moe_layer_freq", "add_bias_linear")
+_TELLING = ("--num-experts", "--moe-router-topk", "--moe-token-dispatcher-type", "--expert-model-parallel-size")
 _RANKS = {"nproc_per_node": "per_node", "nnodes": "nodes", "ntasks_per_node": "per_node", "nodes": "nodes"}
 _RECIPE_NAME = re.compile(r"[a-z][a-z0-9_]*_config|[a-z][a-z0-9_]*_\d+gpu_[a-z0-9_]+")
 
@@ -158,7 +159,7 @@ _Loader.add_multi_constructor("tag:yaml.org,2002:python/", _plain_tag)
 
 
 def _script(name: str, script: Script, draft: _Draft, declared: Declared) -> None:
-    command = _training_command(script)
+    command = _training_command(script) or _arguments_in_variables(name, script, draft)
     if command is None:
         raise UsageError(
             f"{name}: no training command is in it",
@@ -177,10 +178,32 @@ def _script(name: str, script: Script, draft: _Draft, declared: Declared) -> Non
 
 def _training_command(script: Script) -> Command | None:
     """The last command that starts a Python program with settings of a dispatcher, else the last that starts one."""
-    programs = [each for each in script.commands if any(word.endswith(".py") for word in each.words)]
+    nested = [inner for each in script.commands for inner in _nested(each)]
+    programs = [each for each in (*script.commands, *nested) if any(word.endswith(".py") for word in each.words)]
     telling = [each for each in programs if any("moe" in word or word.startswith("model.") for word in each.words)]
     chosen = telling or programs
     return chosen[-1] if chosen else None
+
+
+def _nested(command: Command) -> list[Command]:
+    """Commands in a word that is a script itself, as in `bash -c "..."`."""
+    inner = [word for word in command.words if ".py" in word and any(char.isspace() for char in word)]
+    return [
+        Command(each.words, {**command.environment, **each.environment}, command.line)
+        for word in inner
+        for each in read_script(word, command.environment).commands
+    ]
+
+
+def _arguments_in_variables(name: str, script: Script, draft: _Draft) -> Command | None:
+    """A script that only prepares arguments for another one: what its variables hold."""
+    lists = {**{key: text.split() for key, text in script.variables.strings.items()}, **script.variables.arrays}
+    telling = {key: words for key, words in lists.items() if any(word in _TELLING for word in words)}
+    if not telling:
+        return None
+    draft.notes.append(f"{name} starts no training itself: read are its variables {', '.join(telling)}")
+    words = [word for each in telling.values() for word in each]
+    return Command(("pretrain_gpt.py", *words), script.exported, 0)
 
 
 def _words(words: list[str], draft: _Draft, declared: Declared, where: str, *, bare: bool) -> None:

@@ -31,6 +31,7 @@ class Script:
 
     Fields:
         exported: variables in the environment at the end, with the lines of their last assignment.
+        variables: strings and arrays at the end.
         missing: variables that were used and not set.
         sbatch: options of `#SBATCH` lines.
     """
@@ -38,6 +39,7 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     exported: dict[str, str] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
+    variables: Variables = field(default_factory=Variables)
     missing: tuple[str, ...] = ()
     sbatch: tuple[str, ...] = ()
 
@@ -51,6 +53,7 @@ def read_script(text: str, environment: Mapping[str, str] | None = None) -> Scri
     walker = _Walker(initial(environment or {}))
     walker.walk(list(tokens(text)))
     script = walker.script
+    script.variables = walker.variables
     script.missing = tuple(dict.fromkeys(walker.variables.missing))
     script.sbatch = tuple(word for match in _SBATCH.finditer(text) for word in re.split(r"[\s=]+", match[1].strip()))
     return script
@@ -204,7 +207,7 @@ class _Walker:
         words = [word for token in inside if token.pieces for word in self.variables.words(token)]
         if self._in_doubt:
             # What a condition adds is not known; the word left here says so where the array is used.
-            words = [OPEN]
+            words = [f"{OPEN}{name}{OPEN}"]
         before = self.variables.arrays.get(name, []) if match["append"] or self._in_doubt else []
         self.variables.strings.pop(name, None)
         self.variables.arrays[name] = [*before, *words]
