@@ -126,7 +126,7 @@ def check(
     table = contract_table()
     ours, rest = [_View(record) for record in chosen], [_View(record) for record in others]
     levels = frozenset(str(record.contract.measure.get("level")) for record in chosen)
-    required = table.required(levels) if chosen else ()
+    required = _demanded(table.required(levels), chosen)
     names = sorted({name for view in (*ours, *rest) for name in view.raw} | set(required))
     named = {name for view in ours for name in view.raw} | set(required)
     unknown = [name for name in names if name in named and any(_open(view, name) for view in ours)]
@@ -138,6 +138,12 @@ def check(
         unknown=tuple(name for name in unknown if name not in vouched),
         attested=tuple(name for name in unknown if name in vouched),
     )
+
+
+def _demanded(required: Iterable[str], chosen: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Required fields, without those that the arms' names carry because they are the variable (`variable.by_stack`)."""
+    carried = [set(record.choice.knobs) for record in chosen]
+    return tuple(name for name in required if carried and not all(name.partition(".")[2] in knobs for knobs in carried))
 
 
 def _stray(view: _View, name: str, usual: str) -> str | None:
