@@ -40,6 +40,10 @@ def doctor(
     alone: Annotated[bool, typer.Option("--alone", help="This machine only, even inside a launch.")] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For all ranks to arrive.")] = 10.0,
     probe_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For the probe of one package.")] = 60.0,
+    prove: Annotated[
+        int | None,
+        typer.Option(metavar="RANKS", help="Start so many ranks here: make each backend on them and move tokens."),
+    ] = None,
     port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Where rank 0 listens (default: MASTER_PORT or the next free).")
     ] = None,
@@ -72,6 +76,7 @@ def doctor(
         alone=alone,
         arrive_s=timeout,
         probe_s=probe_timeout,
+        prove=prove,
         port=port,
     )
     if merge:

@@ -26,6 +26,8 @@ class DoctorRequest:
         site, nodes: a declared site instead of this machine.
         alone: look at this machine only, even inside a launch.
         arrive_s: seconds for all ranks to arrive; probe_s: for one probe of a package.
+        prove: ranks to start here, on which every usable backend with an adapter is made and moves tokens; None starts
+            none.
         port: where rank 0 listens; None takes the launcher's port or one of the next few.
     """
 
@@ -42,6 +44,7 @@ class DoctorRequest:
     alone: bool = False
     arrive_s: float = ARRIVE_S
     probe_s: float = TIMEOUT_S
+    prove: int | None = None
     port: int | None = None
 
     def check(self) -> None:
@@ -50,7 +53,7 @@ class DoctorRequest:
         Raises:
             UsageError: a size, limit, port or combination that makes no sense.
         """
-        for name in ("ep", "etp", "tp", "pp", "cp", "nodes"):
+        for name in ("ep", "etp", "tp", "pp", "cp", "nodes", "prove"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name}={value} must be at least 1")
