@@ -5,6 +5,8 @@ Shape legend: T tokens of this rank, H hidden, W dispatch width (the latent size
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -15,6 +17,13 @@ from moe_dispatch.moe.experts import GroupedExperts
 from moe_dispatch.moe.router import Router
 from moe_dispatch.moe.weights import SHARED_EXPERT, fill_weights
 from moe_dispatch.workload.model import Activation, ModelShape
+
+
+@dataclass
+class DispatchLayout:
+    """Choices of one forward pass, int64 [T, K], kept so that its recomputation replays them; None before it ran."""
+
+    expert_ids_TK: torch.Tensor | None = None
 
 
 class SharedExpert(nn.Module):
@@ -53,13 +62,15 @@ class MoELayer(nn.Module):
         seed: of all weights; the same seed gives the same layer at every EP size.
         aux_loss_coeff: weight of the load-balancing loss.
 
-    The auxiliary loss of the last forward pass is `last_aux_loss`, to be added to the loss by the caller.
+    The auxiliary loss of the last forward pass is `last_aux_loss`, to be added to the loss by the caller; its choices
+    are `last_expert_ids_TK`.
 
     Raises:
         UsageError: a dispatcher built for other sizes.
     """
 
     last_aux_loss: torch.Tensor
+    last_expert_ids_TK: torch.Tensor
 
     def __init__(
         self, shape: ModelShape, dispatcher: Dispatcher, *, seed: int = 0, aux_loss_coeff: float = 0.0
@@ -118,18 +129,23 @@ class MoELayer(nn.Module):
         x_TH: torch.Tensor,
         logits_override_TE: torch.Tensor | None = None,
         forced_ids_TK: torch.Tensor | None = None,
+        layout: DispatchLayout | None = None,
     ) -> torch.Tensor:
         """Run the layer; collective over the dispatcher's group.
 
         Args:
             x_TH: payload dtype; T may be 0 and may differ between ranks.
             logits_override_TE, forced_ids_TK: see `Router.forward`; None is natural routing.
+            layout: filled by the first pass and replayed by every later one; None routes anew each time.
 
         Returns:
             out_TH, the weighted sum of the chosen experts, plus the shared expert; no residual is added.
         """
-        routing = self.router(x_TH, logits_override_TE, forced_ids_TK)
-        self.last_aux_loss = routing.aux_loss
+        replayed_TK = None if layout is None else layout.expert_ids_TK
+        routing = self.router(x_TH, logits_override_TE, forced_ids_TK, replayed_TK)
+        if layout is not None:
+            layout.expert_ids_TK = routing.expert_ids_TK
+        self.last_aux_loss, self.last_expert_ids_TK = routing.aux_loss, routing.expert_ids_TK
         rows_TW = x_TH if self.down_HW is None else x_TH @ self.down_HW
         received = self.dispatcher.dispatch(rows_TW, routing.expert_ids_TK, routing.probs_TK)
         y_RW = self.experts(received.x_RH, received.probs_R, received.tokens_per_expert_e)

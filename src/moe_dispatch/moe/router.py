@@ -88,6 +88,7 @@ class Router(nn.Module):
         x_TH: torch.Tensor,
         logits_override_TE: torch.Tensor | None = None,
         forced_ids_TK: torch.Tensor | None = None,
+        replayed_ids_TK: torch.Tensor | None = None,
     ) -> Routing:
         """Route tokens.
 
@@ -96,6 +97,7 @@ class Router(nn.Module):
             logits_override_TE: float32 logits that replace the gate's in the forward pass; the gradient still goes to
                 the gate. None is natural routing.
             forced_ids_TK: int64 choices of a replayed trace (-1 drops a slot); weights are the scores at those ids.
+            replayed_ids_TK: choices that an earlier pass over the same tokens made; weights are computed anew.
 
         Raises:
             WorkloadError: an override or forced ids of the wrong shape, or both.
@@ -108,7 +110,9 @@ class Router(nn.Module):
             logits_TE = _ReplaceForward.apply(logits_TE, logits_override_TE.float())  # type: ignore[no-untyped-call]
         scores_TE = self._scores(logits_TE)
         if forced_ids_TK is None:
-            ids_TK = self._choose(scores_TE.detach() if self._by_score else logits_TE.detach())
+            ids_TK = replayed_ids_TK
+            if ids_TK is None:
+                ids_TK = self._choose(scores_TE.detach() if self._by_score else logits_TE.detach())
             valid_TK = None
             probs_TK = scores_TE.gather(1, ids_TK)
         else:
@@ -121,6 +125,17 @@ class Router(nn.Module):
         if self.shape.scaling_factor != 1.0:
             probs_TK = probs_TK * self.shape.scaling_factor
         return Routing(ids_TK, probs_TK, self._aux_loss(scores_TE, ids_TK, valid_TK))
+
+    @torch.no_grad()
+    def balance(self, tokens_E: torch.Tensor, rate: float) -> None:
+        """Move the selection bias of every expert by `rate` towards the mean load, without an auxiliary loss.
+
+        Args:
+            tokens_E: tokens on each expert in the last step, over all ranks
+                (NVIDIA/Megatron-LM@d98e8a64:megatron/core/transformer/moe/moe_utils.py, `get_updated_expert_bias`).
+        """
+        loads_E = tokens_E.to(self.expert_bias_E)
+        self.expert_bias_E += torch.sign(loads_E.mean() - loads_E) * rate
 
     @property
     def _by_score(self) -> bool:

@@ -41,3 +41,12 @@ def fill_weights(weights: torch.Tensor, expert_ids: Sequence[int], *, seed: int,
 @lru_cache(maxsize=2)
 def _pool(seed: int) -> torch.Tensor:
     return torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
+
+
+def replicated_weight(
+    inputs: int, outputs: int, *, dtype: torch.dtype, device: torch.device | str, seed: int, salt: int
+) -> torch.nn.Parameter:
+    """A matrix [inputs, outputs] that every rank holds alike, with standard deviation inputs**-0.5."""
+    weight = torch.nn.Parameter(torch.empty(inputs, outputs, dtype=dtype, device=device))
+    fill_weights(weight.unsqueeze(0), [SHARED_EXPERT], seed=seed, salt=salt, scale=inputs**-0.5)
+    return weight
