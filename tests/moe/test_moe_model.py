@@ -13,9 +13,10 @@ import torch
 
 from moe_dispatch.core.errors import WorkloadError
 from moe_dispatch.moe.attention import make_attention
-from moe_dispatch.moe.data import TextBatches, read_text
+from moe_dispatch.moe.data import TextBatches
 from moe_dispatch.workload.catalogue import find_model
 from moe_dispatch.workload.trainable import parse_scale, scaled
+from moe_dispatch.workload.training_text import read_text
 
 sys.path.append(str(Path(__file__).parents[1] / "dispatch"))
 from gloo_ranks import run_ranks
@@ -114,7 +115,7 @@ def test_shipped_text_is_what_its_readme_says():
     text, name = read_text(None)
     assert name == "paradise_lost"
     digest = hashlib.sha256(text).hexdigest()
-    readme = resources.files("moe_dispatch.moe").joinpath("text", "README.md").read_text(encoding="utf-8")
+    readme = resources.files("moe_dispatch.workload").joinpath("texts", "README.md").read_text(encoding="utf-8")
     assert digest in readme
 
 

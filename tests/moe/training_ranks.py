@@ -10,7 +10,7 @@ import torch.distributed as dist
 from moe_dispatch.dispatch.alltoall import AllToAllDispatcher
 from moe_dispatch.dispatch.hierarchical import HierarchicalDispatcher
 from moe_dispatch.moe.block import DecoderBlock
-from moe_dispatch.moe.data import TextBatches, read_text
+from moe_dispatch.moe.data import TextBatches
 from moe_dispatch.moe.forced import RoutingSource
 from moe_dispatch.moe.model import LanguageModel, ModelOptions
 from moe_dispatch.moe.optimizer import MasterAdamW
@@ -18,6 +18,7 @@ from moe_dispatch.moe.parallel import make_groups
 from moe_dispatch.moe.trainer import Trainer
 from moe_dispatch.workload.catalogue import find_model
 from moe_dispatch.workload.trainable import parse_scale, scaled
+from moe_dispatch.workload.training_text import read_text
 
 KINDS = {"alltoall": AllToAllDispatcher, "hierarchical": HierarchicalDispatcher}
 LENGTH = 32

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from moe_dispatch.evidence.record import Correctness, Iteration, Memory, Model, RunStatus, Traffic
+from moe_dispatch.evidence.training import ExposedCommunication, Parity, RankMemory
 
 RESULTS_FILE = "results.jsonl"
 
@@ -82,6 +83,48 @@ class Visit(Model):
     iterations: tuple[Iteration, ...]
 
 
+class TrainStep(Model):
+    """One training step of one arm.
+
+    Fields:
+        iteration: times (`total`, `exchange`) and the step's number, from 1.
+        loss, grad_norm: None where they are not finite.
+    """
+
+    kind: Literal["train_step"] = "train_step"
+    routing: str
+    arm: int
+    iteration: Iteration
+    loss: float | None
+    grad_norm: float | None
+    updated: bool
+
+
+class ParityChecked(Model):
+    """A step of one arm from the initial weights was held against the reference."""
+
+    kind: Literal["parity_checked"] = "parity_checked"
+    arm: int
+    parity: Parity
+
+
+class Trained(Model):
+    """An arm has done all its steps under one routing.
+
+    Fields:
+        parameters: of the whole model and of one rank; exposed: over the steady window.
+        calls: intervals inside the dispatcher by name, all steps of rank 0.
+    """
+
+    kind: Literal["trained"] = "trained"
+    routing: str
+    arm: int
+    memory: tuple[RankMemory, ...]
+    parameters: dict[str, float]
+    exposed: ExposedCommunication
+    calls: dict[str, int]
+
+
 class Finished(Model):
     """Rank 0 reached the end of the plan."""
 
@@ -89,7 +132,17 @@ class Finished(Model):
 
 
 Event = Annotated[
-    Started | Fitted | ArmReady | ArmRefused | RoutingCounted | ArmMemory | Visit | Finished,
+    Started
+    | Fitted
+    | ArmReady
+    | ArmRefused
+    | RoutingCounted
+    | ArmMemory
+    | Visit
+    | ParityChecked
+    | TrainStep
+    | Trained
+    | Finished,
     Field(discriminator="kind"),
 ]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

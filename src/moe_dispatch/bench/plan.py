@@ -9,12 +9,15 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from moe_dispatch.bench.train_plan import TRAINING_LEVEL, TrainPlan
 from moe_dispatch.core.choice import Choice
 from moe_dispatch.core.errors import UsageError
 from moe_dispatch.evidence.record import Contract, Model
 from moe_dispatch.workload.model import ModelShape
+from moe_dispatch.workload.routing import RoutingSpec
+from moe_dispatch.workload.trainable import canonical_routing
 
-Level = Literal["exchange", "layer"]
+Level = Literal["exchange", "layer", "train"]
 PHASES = ("forward", "backward", "total")
 
 
@@ -79,7 +82,9 @@ class BenchPlan(Model):
         tokens_per_rank: tokens the workload asks for on every rank.
         fitted_tokens: tokens settled by an earlier launch of the same stage; None fits them to `time_budget_s` here.
         min_tokens: fitting never goes below this (or below `tokens_per_rank`, if that is smaller).
-        routings: routing specifications as `RoutingSpec.parse` takes them; each is a contract of its own.
+        routings: routing specifications as `RoutingSpec.parse` takes them, in training also `natural`; each is a
+            contract of its own.
+        train: of level `train`, and of no other.
         ranks_per_domain: consecutive ranks in one NVLink or host domain; None means the ranks of one node.
         visits, iterations: passes over the arms, and timed iterations of an arm in each.
         time_budget_s: seconds the timed part of this launch may take on a CPU; None runs all tokens.
@@ -108,12 +113,15 @@ class BenchPlan(Model):
     time_budget_s: float | None = None
     arm_timeout_s: float = 120.0
     start_timeout_s: float = 180.0
+    train: TrainPlan | None = None
     workload: dict[str, Any] = Field(default_factory=dict)
     site: dict[str, Any] = Field(default_factory=dict)
     stack: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> BenchPlan:
+        if (self.level == "train") != (self.train is not None):
+            raise UsageError(f"a plan of level {self.level} cannot have train={self.train}")
         if self.model.num_experts % self.world:
             raise UsageError(
                 f"{self.model.num_experts} experts cannot be split over {self.world} expert-parallel ranks",
@@ -131,8 +139,17 @@ class BenchPlan(Model):
 
     @property
     def planned_iterations(self) -> int:
-        """Timed iterations of one arm under one routing."""
-        return self.visits * self.iterations
+        """Iterations of one arm under one routing that are reported; in training all steps."""
+        return self.train.steps if self.train is not None else self.visits * self.iterations
+
+    @property
+    def contract_level(self) -> str:
+        """Level as contracts name it."""
+        return TRAINING_LEVEL if self.train is not None else self.level
+
+    def canonical(self, routing: str) -> str:
+        """One spelling of a routing for contracts."""
+        return canonical_routing(routing) if self.train is not None else RoutingSpec.parse(routing).canonical
 
     def visit_order(self, visit: int) -> tuple[int, ...]:
         """Arm indices in the order of one visit: A B C, then C B A, and so on; the start rotates with the launch."""
@@ -162,7 +179,7 @@ class BenchPlan(Model):
             "tokens_per_rank_requested": self.tokens_per_rank,
             "routing": routing,
         }
-        measure = {
+        measure: dict[str, Any] = {
             "level": self.level,
             "phases": list(PHASES),
             "reduction": "max_over_ranks",
@@ -171,6 +188,9 @@ class BenchPlan(Model):
             "iterations": self.iterations,
             "seed": self.seed,
         }
+        if self.train is not None:
+            workload |= self.train.workload_fields()
+            measure = self.train.measure_fields(self.seed)
         return Contract(
             workload=workload, measure=measure, site=_merge(site, self.site), stack=_merge(stack, self.stack)
         )

@@ -16,12 +16,24 @@ from typing import Any
 
 import moe_dispatch
 from moe_dispatch.bench.classify import Failure
-from moe_dispatch.bench.events import ArmMemory, ArmReady, ArmRefused, Fitted, RoutingCounted, Started, Visit
+from moe_dispatch.bench.events import (
+    ArmMemory,
+    ArmReady,
+    ArmRefused,
+    Fitted,
+    ParityChecked,
+    RoutingCounted,
+    Started,
+    Trained,
+    TrainStep,
+    Visit,
+)
 from moe_dispatch.bench.launch import LaunchOutcome
 from moe_dispatch.bench.plan import BenchPlan
+from moe_dispatch.bench.train_records import ArmSteps, judge, training_fields
 from moe_dispatch.evidence.ids import new_run_id
 from moe_dispatch.evidence.record import Iteration, Memory, Performance, Provenance, RunRecord, RunStatus, Traffic
-from moe_dispatch.workload.routing import RoutingSpec
+from moe_dispatch.evidence.training import Parity
 
 PROOF = "constructed and passed the oracle on the measured group"
 
@@ -37,6 +49,9 @@ class LaunchView:
         self.traffic: dict[str, Traffic] = {}
         self.memory: dict[tuple[int, str], Memory] = {}
         self.iterations: dict[tuple[int, str], list[Iteration]] = defaultdict(list)
+        self.steps: dict[tuple[int, str], list[TrainStep]] = defaultdict(list)
+        self.trained: dict[tuple[int, str], Trained] = {}
+        self.parity: dict[int, Parity] = {}
         for event in outcome.events:
             if isinstance(event, Started):
                 self.started = event
@@ -52,6 +67,23 @@ class LaunchView:
                 self.memory[event.arm, event.routing] = event.memory
             elif isinstance(event, Visit):
                 self.iterations[event.arm, event.routing] += event.iterations
+            elif isinstance(event, TrainStep):
+                self.steps[event.arm, event.routing].append(event)
+                self.iterations[event.arm, event.routing].append(event.iteration)
+            elif isinstance(event, ParityChecked):
+                self.parity[event.arm] = event.parity
+            elif isinstance(event, Trained):
+                self.trained[event.arm, event.routing] = event
+
+    def arm_steps(self, arm: int, routing: str) -> ArmSteps:
+        """What was seen of an arm's training."""
+        return ArmSteps(
+            steps=tuple(self.steps.get((arm, routing), ())),
+            trained=self.trained.get((arm, routing)),
+            parity=self.parity.get(arm),
+            ready=self.ready.get(arm),
+            started=self.started,
+        )
 
 
 def records_of(plan: BenchPlan, outcome: LaunchOutcome) -> list[RunRecord]:
@@ -75,12 +107,19 @@ def _record(
     if settled is None:
         return None
     status, reason, fix = settled
+    seen = view.arm_steps(arm, routing)
+    if plan.train is not None and status is RunStatus.OK:
+        status, reason, fix = judge(plan.train, seen)
     ready, refused = view.ready.get(arm), view.refused.get(arm)
     tokens = view.tokens if view.tokens is not None else plan.fitted_tokens
     labels = {*(view.started.labels if view.started else ()), *plan.arms[arm].labels}
     if tokens is not None and tokens < plan.tokens_per_rank:
         labels.add("scaled_tokens")
     fields: dict[str, Any] = {"performance": samples} if status is RunStatus.OK else {"partial": samples}
+    fields["correctness"] = refused.correctness if refused else ready.correctness if ready else None
+    if plan.train is not None:
+        labels |= plan.train.labels(routing)
+        fields |= training_fields(plan, plan.train, arm, seen, status)
     return RunRecord(
         run_id=new_run_id(),
         session=plan.session,
@@ -90,7 +129,7 @@ def _record(
         choice=plan.arms[arm].choice,
         status=status,
         contract=plan.contract(
-            RoutingSpec.parse(routing).canonical,
+            plan.canonical(routing),
             tokens,
             view.started.site if view.started else {},
             view.started.stack if view.started else {},
@@ -98,7 +137,6 @@ def _record(
         labels=tuple(sorted(labels)),
         reason=reason,
         fix=fix,
-        correctness=ready.correctness if ready else refused.correctness if refused else None,
         memory=view.memory.get((arm, routing)) if status is RunStatus.OK else None,
         traffic=view.traffic.get(routing),
         provenance=_provenance(outcome, ready),

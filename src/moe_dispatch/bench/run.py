@@ -15,13 +15,12 @@ from typing import Protocol
 
 from pydantic import Field
 
-from moe_dispatch.bench.events import ArmRefused, Event, Fitted, Visit
+from moe_dispatch.bench.events import ArmRefused, Event, Fitted, TrainStep, Visit
 from moe_dispatch.bench.launch import LaunchOutcome, Master, OnEvent, require_started, run_launch
 from moe_dispatch.bench.plan import BenchPlan
 from moe_dispatch.bench.records import records_of
 from moe_dispatch.core.errors import LaunchError, StoreError
 from moe_dispatch.evidence.record import Model, RunRecord, RunStatus
-from moe_dispatch.workload.routing import RoutingSpec
 
 RETRIED = (RunStatus.INTERRUPTED, RunStatus.UNAVAILABLE, RunStatus.TRUNCATED)
 """Statuses that a resumed session measures again; every other attempt stands."""
@@ -152,15 +151,20 @@ class _Stage:
         self.folder = folder
         self.runner: Runner = runner or self._run_here
         self.on_event = on_event
-        self.canonical = {text: RoutingSpec.parse(text).canonical for text in self.plan.routings}
+        self.canonical = {text: self.plan.canonical(text) for text in self.plan.routings}
         session = [record for record in store.read_all() if record.session == self.plan.session]
-        mine = [r for r in session if r.stage == self.plan.stage and r.contract.measure.get("level") == self.plan.level]
+        mine = [
+            r
+            for r in session
+            if r.stage == self.plan.stage and r.contract.measure.get("level") == self.plan.contract_level
+        ]
         self.records = [record for record in mine if record.status not in RETRIED]
         self.failed = {r.choice.label for r in session if r.status not in (*RETRIED, RunStatus.OK)}
         self.cut = {record.launch for record in mine if record.status in CUT_SHORT}
         settled = (r.contract.workload["tokens_per_rank"] for r in self.records)
         self.tokens = next((tokens for tokens in settled if tokens is not None), self.plan.fitted_tokens)
-        self.total = request.launches * len(self.plan.arms) * len(self.plan.routings) * self.plan.visits
+        visits = self.plan.train.steps if self.plan.train is not None else self.plan.visits
+        self.total = request.launches * len(self.plan.arms) * len(self.plan.routings) * visits
         self.done = 0
 
     def run(self) -> list[RunRecord]:
@@ -227,7 +231,7 @@ class _Stage:
         if isinstance(event, Fitted):
             self.tokens = event.tokens
             self._tell("tokens", plan.launch, detail=str(event.tokens))
-        elif isinstance(event, Visit):
+        elif isinstance(event, Visit | TrainStep):
             self.done += 1
             self._tell("visit", plan.launch, plan.arms[event.arm].choice.label, event.routing)
         elif isinstance(event, ArmRefused):

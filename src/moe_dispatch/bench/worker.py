@@ -54,6 +54,7 @@ def main(arguments: list[str]) -> int:
 def _run(plan: BenchPlan, folder: Path, progress: ProgressWriter, number: int) -> None:
     from moe_dispatch.bench.measure import measure
     from moe_dispatch.bench.rank import Rank
+    from moe_dispatch.bench.train import train
 
     rank = Rank(plan, progress)
     writer = ResultsWriter(folder / RESULTS_FILE) if number == 0 else None
@@ -62,7 +63,8 @@ def _run(plan: BenchPlan, folder: Path, progress: ProgressWriter, number: int) -
         if writer is not None:
             writer.write(event)
 
-    measure(plan, rank, report)
+    run = measure if plan.train is None else train
+    run(plan, rank, report)
     rank.close()
     if writer is not None:
         writer.close()

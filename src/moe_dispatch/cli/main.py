@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": "Say what this machine is and why a backend will or will not run, on every rank of a job.",
     "advise": "Say which dispatchers are worth measuring for a workload on a site, and why; runs nothing.",
     "bench": "Measure chosen dispatchers; a table and records, no verdict.",
+    "smoke": "Train a small real model for a few steps through every dispatcher that is here.",
     "ingest": "Read training logs, configuration dumps and profiles into records.",
     "compare": "Check stored records against one contract and give the verdict over them.",
     "emit": "Write a dispatcher and its knobs as Megatron-LM arguments and Megatron-Bridge overrides.",

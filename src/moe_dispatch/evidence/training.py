@@ -27,6 +27,10 @@ profile. `traced`: calls of the built dispatcher were counted."""
 PROVEN = PROOF_LEVELS[PROOF_LEVELS.index("deduced") :]
 
 
+PARITY_RATIO = 1.5
+"""How many times alltoall's own distance to the reference a dispatcher may have."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -167,6 +171,52 @@ class ExposedCommunication(_Model):
     ambiguous: bool = False
 
 
+class ParityDistance(_Model):
+    """How far one quantity is from the float32 reference, relative to its norm, and how far it may be.
+
+    Fields:
+        distance: None where a value is not finite.
+        baseline: the distance of alltoall in the same precision under the same routing, the larger of two orders of
+            its sums; allowed: `PARITY_RATIO` times that.
+    """
+
+    distance: float | None = Field(ge=0)
+    baseline: float = Field(ge=0)
+    allowed: float = Field(ge=0)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is close enough."""
+        return self.distance is not None and self.distance <= self.allowed
+
+
+class Parity(_Model):
+    """A step from the initial weights held against a float32 model that has all experts on every rank.
+
+    Fields:
+        distances: by quantity (`logits`, `expert_gradients`, `replicated_gradients`).
+        step0_loss, reference_loss: nats (None where not finite); loss_bound: how far they may be apart, from alltoall's
+            distance in logits.
+        tokens: of each rank.
+    """
+
+    distances: dict[str, ParityDistance]
+    step0_loss: float | None
+    reference_loss: float
+    loss_bound: float
+    tokens: int
+
+    @property
+    def loss_passed(self) -> bool:
+        """Whether the loss of the first step is that of the reference."""
+        return self.step0_loss is not None and abs(self.step0_loss - self.reference_loss) <= self.loss_bound
+
+    @property
+    def passed(self) -> bool:
+        """Whether loss and gradients are as close to the reference as alltoall's."""
+        return self.loss_passed and all(one.passed for one in self.distances.values())
+
+
 class TrainingRun(_Model):
     """Everything above for one run.
 
@@ -177,6 +227,7 @@ class TrainingRun(_Model):
         seen: dispatcher fields by stage.
         planned_iterations: of the run; log_interval: iterations between two lines.
         parameters: counts as printed, by name.
+        parity: of runs of this package's own trainer.
         unattributed_lines: iteration lines whose number could not be read; they count nowhere.
     """
 
@@ -199,5 +250,6 @@ class TrainingRun(_Model):
     memory: tuple[RankMemory, ...] = ()
     parameters: dict[str, float] = Field(default_factory=dict)
     exposed: ExposedCommunication | None = None
+    parity: Parity | None = None
     files: tuple[str, ...] = ()
     unattributed_lines: int = 0

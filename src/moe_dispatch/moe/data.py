@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
-from importlib import resources
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from moe_dispatch.core.errors import WorkloadError
-
-SHIPPED_TEXT = "paradise_lost"
-"""Name of the shipped text; its source and licence stand beside it in `text/README.md`."""
 
 
 class TextBatches:
@@ -46,21 +40,3 @@ class TextBatches:
             rows.append(self._bytes[start : start + self._length + 1])
         cut = torch.from_numpy(np.stack(rows).astype(np.int64)).to(self._device)
         return cut[:, :-1], cut[:, 1:]
-
-
-def read_text(path: str | None) -> tuple[bytes, str]:
-    """(content, name) of the user's file (`.gz` is unpacked), or of the shipped text.
-
-    Raises:
-        WorkloadError: the file cannot be read.
-    """
-    if path is None:
-        packed = resources.files("moe_dispatch.moe").joinpath("text", f"{SHIPPED_TEXT}.txt.gz").read_bytes()
-        return gzip.decompress(packed), SHIPPED_TEXT
-    file = Path(path).expanduser()
-    try:
-        content = file.read_bytes()
-        return (gzip.decompress(content) if file.suffix == ".gz" else content), str(file)
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise WorkloadError(f"--text {path} cannot be read: {reason}", "give a readable text file") from None
