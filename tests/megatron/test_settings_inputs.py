@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from moe_dispatch.core.errors import MoeDispatchError, UsageError
@@ -278,6 +278,8 @@ def judge_or_refuse(words: list[str]) -> None:
 
 @given(st.lists(st.one_of(WORDS, st.text(max_size=12)), max_size=14))
 @settings(max_examples=300, deadline=None)
+@example(["--micro-batch-size", "1e999"])
+@example(["--moe-flex-dispatcher-num-sms", "nan", "--expert-model-parallel-size", "-inf"])
 def test_any_words_are_judged_or_refused(words: list[str]) -> None:
     judge_or_refuse(words)
 

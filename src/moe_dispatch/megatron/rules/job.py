@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,9 +44,9 @@ class Job:
         return self.get(name) is True
 
     def number(self, name: str) -> float | None:
-        """A number, None for null; raises UnknownSetting for what is none."""
+        """A finite number, None for null; raises UnknownSetting for what is none."""
         value = self.get(name)
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)):
             return value
         raise UnknownSetting(name)
 
