@@ -14,8 +14,8 @@ HEADINGS = (
     "dispatcher", "routing", "status", "step ms", "tokens/s", "TFLOP/s", "MFU", "exchange", "first loss", "last loss",
     "peak GiB", "parity",
 )  # fmt: skip
-"""Of the table. tokens/s and TFLOP/s are for one rank; `exchange` is the share of a step inside the dispatcher; `parity`
-is the largest distance to the float32 reference in units of alltoall's own."""
+"""Of the table. tokens/s and TFLOP/s are for one rank; `exchange` is the share of a step inside the dispatcher, and
+`parity` the largest distance to the float32 reference in units of alltoall's own."""
 
 _GIB = 1 << 30
 
